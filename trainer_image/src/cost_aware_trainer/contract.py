@@ -1,0 +1,317 @@
+"""What the operator and the trainer agree on: the run plan, the agent's messages, metric names, exit codes.
+
+Nothing but the standard library is imported here, so that the operator can read it without torch and the agent starts
+in milliseconds. Every message is JSON. A message is read strictly: an unknown or missing field, or a value of the
+wrong kind, raises `ContractError` naming the field, because two sides that guess are worse than one that stops.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Self
+
+CONTRACT_VERSION = 1
+"""Grows when an older agent could misread a newer operator's order. The agent refuses what it does not know."""
+
+AGENT_PORT = 9300
+"""The agent's HTTP port: `GET /status`, `GET /livez`, `POST /order`, `POST /release`."""
+METRICS_PORT = 9400
+"""Local rank r serves Prometheus metrics at `METRICS_PORT + r`, path `/metrics`."""
+RENDEZVOUS_PORT = 29400
+"""torchrun's c10d rendezvous, in the pod of index 0."""
+MAX_MESSAGE_BYTES = 256 * 1024
+"""No side reads a larger body."""
+
+TOKEN_FILE = "/var/run/secrets/costaware.dev/token"  # noqa: S105  the path of a secret, not a secret
+"""Where the per-job token is mounted. The agent reads it at every request, so that it can be rotated."""
+RUN_FOLDER = "/run/catj"
+"""A writable emptyDir of the pod: plans, control files and results of attempts."""
+
+ENV_JOB = "CATJ_JOB"
+ENV_NAMESPACE = "CATJ_NAMESPACE"
+ENV_POD_INDEX = "JOB_COMPLETION_INDEX"
+ENV_ATTEMPT = "CATJ_ATTEMPT"
+ENV_CONTROL_FILE = "CATJ_CONTROL_FILE"
+ENV_RESULT_FILE = "CATJ_RESULT_FILE"
+"""Set by the agent for the ranks it starts; a rank started by hand has none of them and does without."""
+
+EXIT_STOPPED = 143
+"""The agent was told to end (SIGTERM) before the run was complete. Never 0: an Indexed Job would count the index done."""
+EXIT_INVALID = 64
+"""The run plan can never work (BSD's EX_USAGE). Retrying is pointless, so nobody does."""
+
+
+class Phase(StrEnum):
+    """Where a step's wall time goes. The phases of a step add up to its wall time within 2 %."""
+
+    COMPUTE = "compute"
+    COMMUNICATION = "communication"
+    DATA = "data"
+    OPTIMIZER = "optimizer"
+    CHECKPOINT = "checkpoint"
+    EVALUATION = "evaluation"
+
+
+class Metric(StrEnum):
+    """Per-rank series, each with the labels of `METRIC_LABELS`. Counters count since the rank's process started."""
+
+    STEP = "catj_rank_step"
+    TOTAL_STEPS = "catj_rank_total_steps"
+    STEPS = "catj_rank_steps_total"
+    TOKENS = "catj_rank_tokens_total"
+    SAMPLES = "catj_rank_samples_total"
+    LOSS = "catj_rank_loss"
+    HELDOUT_LOSS = "catj_rank_heldout_loss"
+    GRADIENT_NORM = "catj_rank_gradient_norm"
+    LEARNING_RATE = "catj_rank_learning_rate"
+    PHASE_SECONDS = "catj_rank_phase_seconds_total"
+    STEP_SECONDS = "catj_rank_step_seconds_total"
+    COMMUNICATION_BYTES = "catj_rank_communication_bytes_total"
+    MEMORY_BYTES = "catj_rank_memory_bytes"
+    CHECKPOINT_STEP = "catj_rank_checkpoint_step"
+    RESUMED_STEP = "catj_rank_resumed_step"
+
+
+METRIC_LABELS = ("namespace", "job", "attempt", "rank")
+"""On every series; `PHASE_SECONDS` has `phase` besides."""
+
+
+class AgentPhase(StrEnum):
+    """What a pod's agent is doing about the newest attempt it was told of."""
+
+    WAITING = "waiting"
+    """No order yet."""
+    RUNNING = "running"
+    """torchrun runs."""
+    COMPLETED = "completed"
+    """Every local rank reached the last step; the pod stays for a last scrape until it is released."""
+    CHECKPOINTED = "checkpointed"
+    """The ranks stopped at a step boundary, as asked, with a checkpoint of it."""
+    FAILED = "failed"
+    """torchrun ended badly; a new attempt may help."""
+    INVALID = "invalid"
+    """The plan can never work; `message` says why."""
+
+
+class ContractError(ValueError):
+    """A message that does not follow the contract. The text names the field and says what was expected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """Base of all messages: strict JSON in both directions."""
+
+    def to_json(self) -> str:
+        """The message as one line of JSON with sorted keys, the same text for the same content."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Reads a message.
+
+        Raises:
+            ContractError: not JSON, not an object, or a field is unknown, missing or of the wrong kind.
+        """
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise ContractError(f"{cls.__name__}: not JSON: {error}") from None
+        return cls.from_document(document)
+
+    @classmethod
+    def from_document(cls, document: object) -> Self:
+        """Reads a message from already parsed JSON; raises as `from_json`."""
+        message = _read(cls, document, cls.__name__)
+        assert isinstance(message, cls)  # noqa: S101  for the type checker
+        return message
+
+
+def _read(kind: Any, value: object, where: str) -> object:
+    """One value of a declared kind: a message, a tuple of one kind, an optional, or a JSON scalar."""
+    if dataclasses.is_dataclass(kind):
+        return _read_message(typing.cast("type", kind), value, where)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        return _read(next(a for a in arguments if a is not type(None)), value, where)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ContractError(f"{where}: expected a list, got {type(value).__name__}")
+        return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        if value not in [member.value for member in kind]:
+            raise ContractError(f"{where}: expected one of {', '.join(kind)}, got {value!r}")
+        return kind(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind in (int, float) and isinstance(value, bool)):
+        raise ContractError(f"{where}: expected {kind.__name__}, got {value!r}")
+    return value
+
+
+def _read_message(kind: type, value: object, where: str) -> object:
+    if not isinstance(value, dict):
+        raise ContractError(f"{where}: expected an object, got {type(value).__name__}")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    unknown = sorted(set(value) - set(fields))
+    if unknown:
+        raise ContractError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(fields)}")
+    for name, declared in fields.items():
+        required = declared.default is dataclasses.MISSING and declared.default_factory is dataclasses.MISSING
+        if required and name not in value:
+            raise ContractError(f"{where}.{name}: missing")
+    kinds = typing.get_type_hints(kind)
+    return kind(**{name: _read(kinds[name], item, f"{where}.{name}") for name, item in value.items()})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelPlan(Message):
+    """The bundled decoder's shape."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    sequence_length: int
+    vocabulary: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DegreesPlan(Message):
+    """How many ways the run is split; the product is the number of ranks."""
+
+    data: int = 1
+    tensor: int = 1
+    pipeline: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """Ranks of the run."""
+        return self.data * self.tensor * self.pipeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchPlan(Message):
+    """Samples of one optimizer step (never changes in a run), and of one forward pass on one rank (may change)."""
+
+    global_samples: int
+    micro_samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimizerPlan(Message):
+    """AdamW with a linear warm-up and a cosine decay to `minimum_learning_rate` at the last step."""
+
+    learning_rate: float = 3e-3
+    minimum_learning_rate: float = 3e-4
+    warmup_steps: int = 20
+    weight_decay: float = 0.1
+    gradient_clip: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPlan(Message):
+    """Where and how often the run is saved."""
+
+    folder: str
+    interval_seconds: float = 60.0
+    keep: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunPlan(Message):
+    """All that determines a run. Degrees and micro-batch may change between attempts, the rest may not.
+
+    `data_folder` holds `train.bin`, `heldout.bin` and `manifest.json` as `cost_aware_trainer.data` prepares them.
+    """
+
+    steps: int
+    model: ModelPlan
+    batch: BatchPlan
+    checkpoint: CheckpointPlan
+    data_folder: str
+    degrees: DegreesPlan = field(default_factory=DegreesPlan)
+    optimizer: OptimizerPlan = field(default_factory=OptimizerPlan)
+    seed: int = 0
+    evaluate_every_steps: int = 50
+    evaluation_samples: int = 128
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOrder(Message):
+    """The operator tells an agent to run one attempt: `torchrun <fixed nnodes, fresh rdzv-id> <entry>`.
+
+    An agent obeys only an attempt greater than the one it knows, so an order may be sent any number of times.
+    `plan` is absent for a user's own script; then `entry` alone says what runs.
+    """
+
+    version: int
+    namespace: str
+    job: str
+    attempt: int
+    nodes: int
+    ranks_per_node: int
+    rendezvous_host: str
+    entry: tuple[str, ...]
+    plan: RunPlan | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release(Message):
+    """The operator lets a pod go: the attempt, and whether the run as a whole is complete.
+
+    With `complete` the agent exits 0, whatever it was doing; it is how a pod that was replaced after the last step learns that
+    nothing is left to do.
+    """
+
+    attempt: int
+    complete: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunResult(Message):
+    """What the ranks of one pod left behind when they ended, written by local rank 0.
+
+    `samples_checksum` is an order-free hash over all (position, sample) pairs that made the current weights, carried
+    in checkpoints: equal checksums mean that exactly the same samples were trained, none twice and none missing.
+    """
+
+    outcome: AgentPhase
+    step: int = 0
+    total_steps: int = 0
+    loss: float | None = None
+    heldout_loss: float | None = None
+    samples: int = 0
+    samples_checksum: str = ""
+    message: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentStatus(Message):
+    """What `GET /status` answers."""
+
+    version: int
+    pod: str
+    index: int
+    attempt: int
+    phase: AgentPhase
+    message: str = ""
+    result: RunResult | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control(Message):
+    """What the agent writes into the control file of the running attempt, which the ranks look at between steps.
+
+    Ranks agree on a step boundary by the flag's maximum over all of them, save a checkpoint of it, and exit 0.
+    """
+
+    attempt: int
+    stop: bool
