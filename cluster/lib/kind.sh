@@ -1,0 +1,100 @@
+# shellcheck shell=bash
+# The cluster: created, checked, thrown away.
+
+up() {
+  engine
+  if cluster_is_ready; then return; fi
+  image
+  tools
+  if [[ -n "$(node_containers)" ]]; then
+    step "deleting the cluster that an engine stopped hard has left" "5 s" down
+  fi
+  step "creating three Kubernetes nodes" "40 to 60 s" create_cluster
+}
+
+# Nodes whose containers run are given a while to answer: a busy machine is no reason to throw a cluster away.
+cluster_is_ready() {
+  local states
+  states="$(docker ps --all --filter "label=io.x-k8s.kind.cluster=${name}" --format '{{.State}}' | sort | uniq -c | xargs)"
+  if [[ "${states}" != "3 running" || ! -s "${KUBECONFIG}" ]]; then return 1; fi
+  local _
+  for _ in $(seq 30); do
+    if [[ "$(ready_nodes)" == 3 ]]; then return 0; fi
+    sleep 2
+  done
+  return 1
+}
+
+ready_nodes() {
+  { kubectl --request-timeout=5s get nodes --no-headers 2>/dev/null || true; } | awk '$2 ~ /^Ready/' | wc -l
+}
+
+node_containers() { docker ps --all --quiet --filter "label=io.x-k8s.kind.cluster=${name}"; }
+
+create_cluster() {
+  mkdir -p "${shared}/site-packages" "${shared}/data" "${shared}/checkpoints" "${state}"
+  chmod 755 "${shared}" "${shared}/site-packages" "${shared}/data"
+  chmod 777 "${shared}/checkpoints"
+  # The cluster's addresses exist inside it alone. A packet sent to one before kube-proxy is ready would otherwise leave
+  # this machine.
+  if [[ "$(id -u)" == 0 ]]; then
+    ip route replace unreachable 10.96.0.0/12
+    ip route replace unreachable 10.244.0.0/16
+  fi
+  sed "s|@SHARED@|${shared}|" "${here}/config.yaml" >"${state}/config.yaml"
+  if ! node_is_pulled; then cat "${here}/config-offline.yaml" >>"${state}/config.yaml"; fi
+  kind create cluster --name "${name}" --image "$(chosen_node_image)" --config "${state}/config.yaml" \
+    --kubeconfig "${KUBECONFIG}" --quiet
+  if ! node_is_pulled; then isolate_dns; fi
+  kubectl wait --for=condition=Ready nodes --all --timeout=120s >/dev/null
+  kubectl --namespace kube-system rollout status deployment/coredns --timeout=120s >/dev/null
+}
+
+# Nothing lies outside the cluster to forward a name to (the engine's own resolver would loop): CoreDNS answers for the
+# cluster alone.
+isolate_dns() {
+  kubectl --namespace kube-system create configmap coredns --from-file="${here}/Corefile" --dry-run=client --output=yaml |
+    kubectl --namespace kube-system replace --filename=- >/dev/null
+  kubectl --namespace kube-system delete pod --selector=k8s-app=kube-dns --wait=false >/dev/null
+}
+
+down() {
+  engine
+  client_tools
+  kind delete cluster --name "${name}" --kubeconfig "${KUBECONFIG}" --quiet
+}
+
+workers() { docker ps --filter "label=io.x-k8s.kind.cluster=${name}" --filter "label=io.x-k8s.kind.role=worker" --format '{{.Names}}' | sort; }
+
+# Copies images into the workers (nothing else is scheduled on the control plane), each only where it is not there yet.
+load() {
+  local node image missing
+  engine
+  [[ -n "$(workers)" ]] || fail "no cluster runs; run: cluster/cluster up"
+  for node in $(workers); do
+    missing=()
+    for image in "$@"; do
+      node_has "${node}" "${image}" || missing+=("${image}")
+    done
+    if [[ ${#missing[@]} -gt 0 ]]; then
+      step "loading ${missing[*]} into ${node}" "5 to 15 s" import "${node}" "${missing[@]}"
+    fi
+  done
+}
+
+# Engines name the same image differently, so the node keeps a note of what the engine called what it was given.
+node_has() {
+  local id
+  id="$(docker image inspect --format '{{.Id}}' "$2")"
+  docker exec "$1" sh -c "grep -qsx '${id}' '/var/lib/loaded-images/${2//[\/:]/_}' && ctr -n k8s.io images ls -q | grep -qE '(^|/)$2\$'"
+}
+
+import() {
+  local node="$1" image
+  shift
+  docker save "$@" | quietly "load-${node}" docker exec -i "${node}" ctr -n k8s.io images import --digests -
+  for image in "$@"; do
+    docker image inspect --format '{{.Id}}' "${image}" |
+      docker exec -i "${node}" sh -c "mkdir -p /var/lib/loaded-images && cat >'/var/lib/loaded-images/${image//[\/:]/_}'"
+  done
+}
