@@ -64,11 +64,13 @@ down() {
   kind delete cluster --name "${name}" --kubeconfig "${KUBECONFIG}" --quiet
 }
 
-workers() { docker ps --filter "label=io.x-k8s.kind.cluster=${name}" --filter "label=io.x-k8s.kind.role=worker" --format '{{.Names}}' | sort; }
+workers() {
+  docker ps --filter "label=io.x-k8s.kind.cluster=${name}" --filter "label=io.x-k8s.kind.role=worker" --format '{{.Names}}' | sort
+}
 
 # Copies images into the workers (nothing else is scheduled on the control plane), each only where it is not there yet.
 load() {
-  local node image missing
+  local node image import missing imports=()
   engine
   [[ -n "$(workers)" ]] || fail "no cluster runs; run: cluster/cluster up"
   for node in $(workers); do
@@ -77,19 +79,21 @@ load() {
       node_has "${node}" "${image}" || missing+=("${image}")
     done
     if [[ ${#missing[@]} -gt 0 ]]; then
-      step "loading ${missing[*]} into ${node}" "5 to 15 s" import "${node}" "${missing[@]}"
+      step "loading ${missing[*]} into ${node}" "5 to 15 s" import_images "${node}" "${missing[@]}" &
+      imports+=("$!")
     fi
   done
+  for import in "${imports[@]}"; do wait "${import}"; done
 }
 
 # Engines name the same image differently, so the node keeps a note of what the engine called what it was given.
 node_has() {
   local id
   id="$(docker image inspect --format '{{.Id}}' "$2")"
-  docker exec "$1" sh -c "grep -qsx '${id}' '/var/lib/loaded-images/${2//[\/:]/_}' && ctr -n k8s.io images ls -q | grep -qE '(^|/)$2\$'"
+  docker exec "$1" sh -c "grep -qsx '${id}' '/var/lib/loaded-images/${2//[\/:]/_}' && ctr -n k8s.io images ls -q 2>/dev/null | grep -qE '(^|/)$2\$'"
 }
 
-import() {
+import_images() {
   local node="$1" image
   shift
   docker save "$@" | quietly "load-${node}" docker exec -i "${node}" ctr -n k8s.io images import --digests -

@@ -2,8 +2,8 @@
 # The cluster's programs, from Go modules. Whatever is built lies in one folder named after its recipe.
 
 bin="${cache}/bin-$(content_hash "${here}/versions.sh" "${here}/go")"
-system_path="${PATH}"
-export PATH="${bin}:${PATH}"
+system_path="${PATH//"${bin}:"/}"
+export PATH="${bin}:${system_path}"
 
 # kind, kubectl and helm, each only where PATH has none
 client_tools() {
@@ -37,7 +37,7 @@ build_tool() {
   local minor="${kubernetes#v1.}"
   local stamp="-X ${version}.gitVersion=${kubernetes} -X ${version}.gitMajor=1 -X ${version}.gitMinor=${minor%%.*}"
   case "$1" in
-    kube* | kubeadm) go_build kubernetes "$1" "k8s.io/kubernetes/cmd/$1" "${stamp}" ;;
+    kube*) go_build kubernetes "$1" "k8s.io/kubernetes/cmd/$1" "${stamp}" ;;
     etcd) go_build etcd "$1" go.etcd.io/etcd/server/v3 ;;
     coredns | pause) go_build "$1" "$1" . ;;
     containerd | ctr | containerd-shim-runc-v2) go_install "github.com/containerd/containerd/v2/cmd/$1@${containerd}" ;;
