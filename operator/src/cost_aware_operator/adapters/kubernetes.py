@@ -1,0 +1,240 @@
+"""The Kubernetes API: reading objects, server-side apply, the status subresource, events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from kubernetes.aio import client, config
+from kubernetes.aio.client.exceptions import ApiException
+
+from cost_aware_operator.api import API_VERSION, FIELD_OWNER, GROUP, KIND, PLURAL, VERSION
+from cost_aware_operator.api.job import JobKey, TrainingJob
+
+REQUEST_TIMEOUT_SECONDS = 15.0
+APPLY = "application/apply-patch+yaml"
+MERGE = "application/merge-patch+json"
+
+_PATHS = {
+    "Job": "apis/batch/v1/namespaces/{}/jobs",
+    "Service": "api/v1/namespaces/{}/services",
+    "Secret": "api/v1/namespaces/{}/secrets",
+    "ConfigMap": "api/v1/namespaces/{}/configmaps",
+    "Pod": "api/v1/namespaces/{}/pods",
+    "PersistentVolumeClaim": "api/v1/namespaces/{}/persistentvolumeclaims",
+    "Lease": "apis/coordination.k8s.io/v1/namespaces/{}/leases",
+    KIND: f"apis/{GROUP}/{VERSION}/namespaces/{{}}/{PLURAL}",
+}
+
+
+class ApiError(Exception):
+    """The API server refused or could not be reached. `status` is the HTTP code, 0 without an answer."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}" if status else message)
+        self.status = status
+
+
+class ConflictError(ApiError):
+    """Somebody else wrote the object first (409)."""
+
+
+@dataclass(frozen=True)
+class StoredData:
+    """A ConfigMap's data with the version it was read at, for a write that fails if somebody wrote in between."""
+
+    data: Mapping[str, str]
+    resource_version: str
+
+
+async def connect() -> client.ApiClient:
+    """A client with the pod's service account, or with the kubeconfig outside a cluster."""
+    try:
+        config.load_incluster_config()
+    except config.ConfigException:
+        await config.load_kube_config()
+    return client.ApiClient()
+
+
+class Cluster:
+    """All calls that the operator makes to the API server."""
+
+    def __init__(self, api: client.ApiClient) -> None:
+        self._api = api
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+        **query: str,
+    ) -> dict[str, Any]:
+        target = f"/{path}" + (f"?{urlencode(query)}" if query else "")
+        try:
+            request = await self._api.param_serialize(
+                method,
+                target,
+                header_params={"Accept": "application/json", "Content-Type": content_type},
+                body=body,
+                auth_settings=["BearerToken"],
+            )
+            answer = await self._api.call_api(*request, _request_timeout=REQUEST_TIMEOUT_SECONDS)
+            await answer.read()
+        except ApiException as error:
+            raise ApiError(error.status or 0, str(error.reason)) from error
+        except (OSError, TimeoutError) as error:
+            raise ApiError(0, f"the API server cannot be reached: {error!r}") from error
+        document: dict[str, Any] = json.loads(answer.data or b"{}")
+        if not 200 <= answer.status < 300:
+            kind = ConflictError if answer.status == 409 else ApiError
+            raise kind(answer.status, str(document.get("message", answer.reason)))
+        return document
+
+    async def _get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
+        try:
+            return await self._call("GET", f"{_PATHS[kind].format(quote(namespace))}/{quote(name)}")
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    async def training_job(self, key: JobKey) -> dict[str, Any] | None:
+        """The CostAwareTrainingJob's document."""
+        return await self._get(KIND, key.namespace, key.name)
+
+    async def training_jobs(self, namespaces: Sequence[str]) -> list[dict[str, Any]]:
+        """All CostAwareTrainingJobs of some namespaces, or of all."""
+        paths = [_PATHS[KIND].format(quote(n)) for n in namespaces] or [f"apis/{GROUP}/{VERSION}/{PLURAL}"]
+        return [item for path in paths for item in (await self._call("GET", path)).get("items", [])]
+
+    async def child_job(self, key: JobKey) -> dict[str, Any] | None:
+        """The Indexed Job's document."""
+        return await self._get("Job", key.namespace, key.name)
+
+    async def pods(self, namespace: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        """Pods by labels."""
+        selector = ",".join(f"{k}={v}" for k, v in labels.items())
+        path = _PATHS["Pod"].format(quote(namespace))
+        return list((await self._call("GET", path, labelSelector=selector)).get("items", []))
+
+    async def claim_exists(self, namespace: str, name: str) -> bool:
+        """Whether a PersistentVolumeClaim exists."""
+        return await self._get("PersistentVolumeClaim", namespace, name) is not None
+
+    async def node(self, name: str) -> dict[str, Any] | None:
+        """A node's document; None where it is gone or may not be read."""
+        try:
+            return await self._call("GET", f"api/v1/nodes/{quote(name)}")
+        except ApiError as error:
+            if error.status in (403, 404):
+                return None
+            raise
+
+    async def config_map(self, namespace: str, name: str) -> StoredData | None:
+        """A ConfigMap's data."""
+        document = await self._get("ConfigMap", namespace, name)
+        if document is None:
+            return None
+        return StoredData(document.get("data") or {}, document["metadata"]["resourceVersion"])
+
+    async def apply(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Server-side apply; the fields written are ours, whoever had them."""
+        metadata = document["metadata"]
+        path = f"{_PATHS[document['kind']].format(quote(metadata['namespace']))}/{quote(metadata['name'])}"
+        return await self._call("PATCH", path, document, APPLY, fieldManager=FIELD_OWNER, force="true")
+
+    async def save_config_map(self, document: Mapping[str, Any], resource_version: str | None) -> str:
+        """Creates or replaces a ConfigMap, but only over the version that was read.
+
+        Returns:
+            The new version.
+
+        Raises:
+            ConflictError: somebody wrote it in between, another leader for example.
+        """
+        metadata = document["metadata"]
+        path = _PATHS["ConfigMap"].format(quote(metadata["namespace"]))
+        if resource_version is None:
+            written = await self._call("POST", path, document, fieldManager=FIELD_OWNER)
+        else:
+            versioned = {**document, "metadata": {**metadata, "resourceVersion": resource_version}}
+            written = await self._call("PUT", f"{path}/{quote(metadata['name'])}", versioned, fieldManager=FIELD_OWNER)
+        return str(written["metadata"]["resourceVersion"])
+
+    async def suspend_job(self, key: JobKey, suspend: bool) -> None:
+        """Sets a Job's `suspend`, nothing else: the rest of it cannot change while it runs."""
+        path = f"{_PATHS['Job'].format(quote(key.namespace))}/{quote(key.name)}"
+        await self._call("PATCH", path, {"spec": {"suspend": suspend}}, MERGE, fieldManager=FIELD_OWNER)
+
+    async def write_status(self, job: TrainingJob, status: Mapping[str, Any]) -> None:
+        """The whole status, by server-side apply on the subresource: what is left out is removed."""
+        path = f"{_PATHS[KIND].format(quote(job.key.namespace))}/{quote(job.key.name)}/status"
+        document = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            # the uid makes the write fail rather than land on a new job of the same name
+            "metadata": {"name": job.key.name, "namespace": job.key.namespace, "uid": job.uid},
+            "status": status,
+        }
+        await self._call("PATCH", path, document, APPLY, fieldManager=FIELD_OWNER, force="true")
+
+    async def delete(self, kind: str, key: JobKey, uid: str) -> None:
+        """Deletes an object with its dependents, if it is still the one that was meant."""
+        path = f"{_PATHS[kind].format(quote(key.namespace))}/{quote(key.name)}"
+        body = {"propagationPolicy": "Background", "preconditions": {"uid": uid}}
+        try:
+            await self._call("DELETE", path, body)
+        except ApiError as error:
+            if error.status not in (404, 409):
+                raise
+
+    async def post_event(
+        self, job: TrainingJob, reason: str, message: str, *, warning: bool, at: str, name: str
+    ) -> None:
+        """A Kubernetes event about a job; posting the same name twice is harmless."""
+        reference = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": job.key.name,
+            "namespace": job.key.namespace,
+            "uid": job.uid,
+        }
+        document = {
+            "metadata": {"name": name, "namespace": job.key.namespace},
+            "involvedObject": reference,
+            "reason": reason,
+            "message": message[:1024],
+            "type": "Warning" if warning else "Normal",
+            "source": {"component": FIELD_OWNER},
+            "reportingComponent": FIELD_OWNER,
+            "firstTimestamp": at,
+            "lastTimestamp": at,
+            "count": 1,
+        }
+        try:
+            await self._call("POST", f"api/v1/namespaces/{quote(job.key.namespace)}/events", document)
+        except ConflictError:
+            return
+
+    async def secret_value(self, namespace: str, name: str, key: str, create_as: str) -> str:
+        """A value of a Secret of the operator's own namespace, made with `create_as` (base64) where it is missing."""
+        found = await self._get("Secret", namespace, name)
+        if found is None:
+            document = {"metadata": {"name": name}, "type": "Opaque", "data": {key: create_as}}
+            try:
+                found = await self._call("POST", _PATHS["Secret"].format(quote(namespace)), document)
+            except ConflictError:
+                found = await self._get("Secret", namespace, name)
+        return str((found or {})["data"][key])
+
+    async def release_lease(self, namespace: str, name: str, holder: str) -> None:
+        """Gives a Lease up, if it is still held: the next leader need not wait until it expires."""
+        lease = await self._get("Lease", namespace, name)
+        if lease is None or lease["spec"].get("holderIdentity") != holder:
+            return
+        lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+        await self._call("PUT", f"{_PATHS['Lease'].format(quote(namespace))}/{quote(name)}", lease)

@@ -1,0 +1,130 @@
+"""Talking to pods: the agents' control endpoints and the ranks' metrics. Bounded in time, size and number."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from collections.abc import Iterable, Mapping
+
+import aiohttp
+
+from cost_aware_operator.api.job import JobKey
+from cost_aware_operator.observing.samples import RankSample, ScrapeError, parse_rank
+from cost_aware_operator.workload.views import PodView
+from cost_aware_trainer.contract import (
+    AGENT_PORT,
+    MAX_MESSAGE_BYTES,
+    METRICS_PORT,
+    AgentStatus,
+    ContractError,
+    Message,
+    Release,
+    RunOrder,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class RankUnreachableError(Exception):
+    """A pod did not answer as agreed."""
+
+
+def token(key_material: bytes, job: JobKey, uid: str) -> str:
+    """A job's agent token, derived from the operator's key: nothing needs to be read back from the cluster."""
+    return hmac.new(key_material, f"{job}:{uid}".encode(), hashlib.sha256).hexdigest()
+
+
+class Ranks:
+    """All pods of all jobs, over HTTP. One session; at most `concurrency` requests at a time."""
+
+    def __init__(self, session: aiohttp.ClientSession, concurrency: int, timeout_seconds: float = 2.0) -> None:
+        self._session = session
+        self._slots = asyncio.Semaphore(concurrency)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+
+    async def statuses(self, pods: Iterable[PodView]) -> dict[str, AgentStatus]:
+        """Agents' statuses by pod uid; who does not answer is left out."""
+        usable = [p for p in pods if p.usable]
+        answers = await asyncio.gather(*(self._status(p) for p in usable), return_exceptions=True)
+        found: dict[str, AgentStatus] = {}
+        for pod, answer in zip(usable, answers, strict=True):
+            if isinstance(answer, AgentStatus):
+                found[pod.uid] = answer
+            else:
+                _raise_unexpected(answer)
+        return found
+
+    async def samples(self, pods: Iterable[PodView], ranks_per_node: int) -> dict[str, tuple[RankSample, ...]]:
+        """Ranks' metrics by pod uid; a rank that does not answer is left out."""
+        usable = [p for p in pods if p.usable]
+        targets = [(p, rank) for p in usable for rank in range(ranks_per_node)]
+        answers = await asyncio.gather(*(self._sample(p, rank) for p, rank in targets), return_exceptions=True)
+        found: dict[str, tuple[RankSample, ...]] = {}
+        for (pod, _), answer in zip(targets, answers, strict=True):
+            if isinstance(answer, RankSample):
+                found[pod.uid] = (*found.get(pod.uid, ()), answer)
+            else:
+                _raise_unexpected(answer)
+        return found
+
+    async def order(self, pods: Iterable[PodView], order: RunOrder, token: str) -> None:
+        """Tells agents of an attempt. Who does not hear it is told again at the next reconcile."""
+        await asyncio.gather(*(self._post(p, "order", order, token) for p in pods))
+
+    async def release(self, pods: Iterable[PodView], release: Release, token: str) -> None:
+        """Lets pods go."""
+        await asyncio.gather(*(self._post(p, "release", release, token) for p in pods))
+
+    async def _status(self, pod: PodView) -> AgentStatus:
+        return AgentStatus.from_json(await self._get(f"http://{_host(pod)}:{AGENT_PORT}/status"))
+
+    async def _sample(self, pod: PodView, local_rank: int) -> RankSample:
+        return parse_rank(await self._get(f"http://{_host(pod)}:{METRICS_PORT + local_rank}/metrics"))
+
+    async def _get(self, url: str) -> str:
+        async with self._slots:
+            try:
+                async with self._session.get(url, timeout=self._timeout) as answer:
+                    answer.raise_for_status()
+                    return (await _bounded(answer)).decode()
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                raise RankUnreachableError(f"{url}: {error!r}") from error
+
+    async def _post(self, pod: PodView, path: str, message: Message, token: str) -> None:
+        url = f"http://{_host(pod)}:{AGENT_PORT}/{path}"
+        headers: Mapping[str, str] = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        async with self._slots:
+            try:
+                async with self._session.post(
+                    url, data=message.to_json(), headers=headers, timeout=self._timeout
+                ) as answer:
+                    if answer.status >= 300:
+                        said = (await _bounded(answer)).decode(errors="replace")[:300]
+                        logger.warning("pod %s answered %s to %s: %s", pod.name, answer.status, path, said)
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                logger.info("pod %s did not hear %s: %r", pod.name, path, error)
+
+
+async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
+    chunks, size = [], 0
+    async for chunk in answer.content.iter_chunked(16384):
+        size += len(chunk)
+        if size > MAX_MESSAGE_BYTES:
+            raise RankUnreachableError(f"{answer.url}: the answer is larger than {MAX_MESSAGE_BYTES} bytes")
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+def _host(pod: PodView) -> str:
+    ip = pod.ip or ""
+    return f"[{ip}]" if ":" in ip else ip
+
+
+def _raise_unexpected(answer: BaseException) -> None:
+    """Silence of a pod is ordinary; anything else is raised."""
+    if isinstance(answer, ContractError | ScrapeError):
+        logger.warning("a pod does not follow the contract: %s", answer)
+    elif not isinstance(answer, RankUnreachableError):
+        raise answer

@@ -1,0 +1,13 @@
+"""The custom resource as frozen pydantic models, from which `crds/` is generated."""
+
+GROUP = "costaware.dev"
+VERSION = "v1alpha1"
+API_VERSION = f"{GROUP}/{VERSION}"
+KIND = "CostAwareTrainingJob"
+PLURAL = "costawaretrainingjobs"
+MANAGER = "costaware.dev/operator"
+"""The value of `spec.managedBy` that this operator acts on; the field's absence means the same."""
+FIELD_OWNER = "cost-aware-operator"
+"""The server-side apply field owner of everything the operator writes."""
+LABEL_JOB = "costaware.dev/job"
+LABEL_ATTEMPT = "costaware.dev/attempt"

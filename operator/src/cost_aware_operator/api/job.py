@@ -1,0 +1,53 @@
+"""The resource as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from cost_aware_operator.api.spec import JobSpec
+from cost_aware_operator.api.status import JobStatus
+
+
+@dataclass(frozen=True, order=True)
+class JobKey:
+    """A job's identity in the work queue."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True)
+class TrainingJob:
+    """A CostAwareTrainingJob as it was read from the API server.
+
+    `status` is what the last reconcile wrote; a status this version cannot read counts as none.
+    """
+
+    key: JobKey
+    uid: str
+    generation: int
+    created_at: datetime
+    spec: JobSpec
+    status: JobStatus
+
+    @classmethod
+    def parse(cls, document: dict[str, Any]) -> TrainingJob:
+        """Reads the API server's document.
+
+        Raises:
+            pydantic.ValidationError: the spec does not fit this version's models.
+        """
+        metadata = document["metadata"]
+        return cls(
+            key=JobKey(metadata["namespace"], metadata["name"]),
+            uid=metadata["uid"],
+            generation=metadata.get("generation", 0),
+            created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
+            spec=JobSpec.model_validate(document["spec"]),
+            status=JobStatus.model_validate(document.get("status") or {}),
+        )

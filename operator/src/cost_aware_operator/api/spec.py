@@ -1,0 +1,356 @@
+"""`spec` of a CostAwareTrainingJob. A field is here only if something acts on it.
+
+An absent optional field means "decide for me": the planner fills it and writes its choice into `status.plan`.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+from pydantic import Field, StringConstraints
+
+from cost_aware_operator.api.base import ApiModel, cel, rules
+
+DnsName = Annotated[str, StringConstraints(min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$")]
+Word = Annotated[str, StringConstraints(min_length=1, max_length=253)]
+Argument = Annotated[str, StringConstraints(max_length=4096)]
+Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
+
+
+class ModelPreset(StrEnum):
+    """Shapes by name; `planning.presets` holds them."""
+
+    BYTE_GPT = "byte-gpt"
+    LLAMA_1B = "llama-1b"
+    LLAMA_8B = "llama-8b"
+
+
+class CapacityType(StrEnum):
+    """What the nodes may be bought as."""
+
+    ON_DEMAND = "OnDemand"
+    SPOT = "Spot"
+    ANY = "Any"
+
+
+class OnExhausted(StrEnum):
+    """What happens when the budget is spent. Both checkpoint first."""
+
+    SUSPEND = "Suspend"
+    FAIL = "Fail"
+
+
+class DataSpec(ApiModel):
+    """Where the bundled trainer's token files lie."""
+
+    volume: DnsName
+    """A PersistentVolumeClaim of the job's namespace, mounted read-only."""
+    folder: Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9_.][A-Za-z0-9_./-]*$")] = "."
+    """The folder in it that holds train.bin, heldout.bin and manifest.json."""
+
+
+class TrainerConfig(ApiModel):
+    """Settings of the bundled decoder trainer."""
+
+    steps: Positive
+    """Optimizer steps of the whole run."""
+    data: DataSpec
+    """The token files."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    """Determines initialisation and sample order."""
+    learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-3
+    """AdamW's peak learning rate."""
+    minimum_learning_rate: Annotated[float, Field(ge=0, le=1)] = 3e-4
+    """Where the cosine schedule ends."""
+    warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 20
+    """Steps of linear warm-up."""
+    weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
+    """AdamW's weight decay, on matrices only."""
+    gradient_clip: Annotated[float, Field(gt=0, le=1e6)] = 1.0
+    """The largest gradient norm that is not scaled down."""
+    evaluate_every_steps: Positive = 50
+    """Steps between held-out evaluations."""
+    evaluation_samples: Positive = 128
+    """Held-out samples of one evaluation."""
+
+
+class TrainerSpec(ApiModel):
+    """What torchrun starts: the bundled trainer (`config`), a Python module, or a command."""
+
+    model_config = ApiModel.model_config | {
+        "json_schema_extra": rules(
+            cel(
+                "[has(self.config), has(self.module), has(self.command)].filter(x, x).size() == 1",
+                "trainer: write exactly one of config (the bundled trainer), module or command",
+            ),
+            cel("!has(self.args) || !has(self.config)", "trainer.args: the bundled trainer takes config, not args"),
+        )
+    }
+
+    config: TrainerConfig | None = None
+    """The bundled decoder trainer's settings."""
+    module: Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z_][A-Za-z0-9_.]*$")] | None = None
+    """A Python module of the image, started as torchrun's `-m`."""
+    command: Annotated[tuple[Argument, ...], Field(min_length=1, max_length=64)] | None = None
+    """A script of the image and its arguments, started by torchrun."""
+    args: Annotated[tuple[Argument, ...], Field(max_length=256)] | None = None
+    """Arguments after the module or the command."""
+
+
+class ModelSpec(ApiModel):
+    """The decoder's shape, or a preset's name."""
+
+    model_config = ApiModel.model_config | {
+        "json_schema_extra": rules(
+            cel(
+                "has(self.preset) != (has(self.layers) || has(self.hidden) || has(self.heads) || has(self.kvHeads)"
+                " || has(self.ffn) || has(self.sequenceLength) || has(self.vocabulary))",
+                "model: write either preset, or the whole shape (layers, hidden, heads, ffn, sequenceLength, vocabulary)",
+            ),
+            cel(
+                "has(self.preset) || (has(self.layers) && has(self.hidden) && has(self.heads) && has(self.ffn)"
+                " && has(self.sequenceLength) && has(self.vocabulary))",
+                "model: without preset, layers, hidden, heads, ffn, sequenceLength and vocabulary are all needed",
+            ),
+            cel(
+                "!has(self.hidden) || !has(self.heads) || self.hidden % self.heads == 0",
+                "model.hidden must be divisible by model.heads: choose heads that divides hidden",
+            ),
+            cel(
+                "!has(self.hidden) || !has(self.heads) || (self.hidden / self.heads) % 2 == 0",
+                "model.hidden / model.heads must be even: rotary embeddings turn pairs of channels",
+            ),
+            cel(
+                "!has(self.kvHeads) || !has(self.heads) || self.heads % self.kvHeads == 0",
+                "model.heads must be divisible by model.kvHeads: choose kvHeads that divides heads",
+            ),
+        )
+    }
+
+    preset: ModelPreset | None = None
+    """A known shape."""
+    layers: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Decoder blocks."""
+    hidden: Annotated[int, Field(ge=2, le=262144)] | None = None
+    """Width of the residual stream."""
+    heads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Attention heads."""
+    kv_heads: Annotated[int, Field(ge=1, le=4096)] | None = None
+    """Key and value heads; absent means as many as heads."""
+    ffn: Annotated[int, Field(ge=1, le=1048576)] | None = None
+    """Width of the gated feed-forward layer."""
+    sequence_length: Annotated[int, Field(ge=1, le=16777216)] | None = None
+    """Tokens of one sample."""
+    vocabulary: Annotated[int, Field(ge=2, le=16777216)] | None = None
+    """Token ids; 256 for bytes."""
+
+
+class BatchSpec(ApiModel):
+    """The global batch and the sample order never change in a run, whatever the degrees."""
+
+    global_: Annotated[int, Field(ge=1, le=2**24, alias="global")]
+    """Samples of one optimizer step."""
+    micro: Annotated[int, Field(ge=1, le=2**20)] | None = None
+    """Samples of one forward pass on one rank; absent means the largest that divides and fits memory."""
+
+
+class ParallelismSpec(ApiModel):
+    """Degrees; an absent one is planned. Their product is nodes x ranksPerNode."""
+
+    model_config = ApiModel.model_config | {
+        "json_schema_extra": rules(
+            cel(
+                "(!has(self.tensor) || self.tensor == 1) && (!has(self.pipeline) || self.pipeline == 1)",
+                "parallelism: the trainer of this version splits data only: write tensor: 1 and pipeline: 1, or leave them out",
+            )
+        )
+    }
+
+    data: Annotated[int, Field(ge=1, le=65536)] | None = None
+    """Replicas that each take a share of the global batch."""
+    tensor: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Ways a layer is split."""
+    pipeline: Annotated[int, Field(ge=1, le=1024)] | None = None
+    """Ways the layers are cut into stages."""
+
+    @property
+    def product_of_given(self) -> int:
+        """The product of the degrees that are written down."""
+        return (self.data or 1) * (self.tensor or 1) * (self.pipeline or 1)
+
+
+class NodesSpec(ApiModel):
+    """How many nodes, of what kind. One pod takes a whole node."""
+
+    model_config = ApiModel.model_config | {
+        "json_schema_extra": rules(cel("self.min <= self.max", "nodes.min must not be greater than nodes.max"))
+    }
+
+    min: Annotated[int, Field(ge=1, le=4096)] = 1
+    """The fewest nodes the plan may use."""
+    max: Annotated[int, Field(ge=1, le=4096)] = 1
+    """The most nodes the plan may use."""
+    ranks_per_node: Annotated[int, Field(ge=1, le=64)] = 1
+    """Processes of one pod: one a GPU, or one a group of CPU cores."""
+    instance_types: Annotated[tuple[Word, ...], Field(max_length=32)] = ()
+    """Instance types that the pods may run on (`node.kubernetes.io/instance-type`); empty means any."""
+    capacity_type: CapacityType = CapacityType.ANY
+    """On-demand or spot capacity, or either."""
+
+
+class EfficiencySpec(ApiModel):
+    """When the run counts as efficient."""
+
+    threshold: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """The condition Efficient is False while the compute share of the ranks' time is lower than this."""
+
+
+class BudgetSpec(ApiModel):
+    """Dollars the run may cost."""
+
+    total_usd: Annotated[float, Field(gt=0, le=1e12)]
+    """When this much is accrued, the run checkpoints and stops."""
+    on_exhausted: OnExhausted = OnExhausted.SUSPEND
+    """Suspend (raise the budget to go on) or Fail."""
+
+
+class CheckpointSpec(ApiModel):
+    """Where and how often the run is saved."""
+
+    volume: DnsName
+    """A ReadWriteMany PersistentVolumeClaim of the job's namespace."""
+    folder: Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")] | None = None
+    """The folder in it; absent means one of the job's own. Naming an earlier job's folder continues that run."""
+    interval_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
+    """Seconds between periodic checkpoints."""
+    keep: Annotated[int, Field(ge=1, le=1000)] = 2
+    """How many of the newest checkpoints stay."""
+
+
+PRESERVE: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
+
+
+class TemplateSpec(ApiModel):
+    """What the pods are made of, beside what the operator adds. Merged over the operator's own pod defaults."""
+
+    image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
+    """The trainer image; absent means the operator's default."""
+    image_pull_policy: Annotated[str, StringConstraints(pattern="^(Always|IfNotPresent|Never)$")] | None = None
+    """As of a container."""
+    image_pull_secrets: Annotated[tuple[DnsName, ...], Field(max_length=16)] = ()
+    """Names of Secrets for the image's registry."""
+    resources: Annotated[dict[str, Any] | None, Field(json_schema_extra=PRESERVE)] = None
+    """Requests and limits of the trainer container; the memory limit bounds the plan."""
+    env: Annotated[
+        tuple[dict[str, Any], ...], Field(max_length=256, json_schema_extra={"items": {"type": "object"} | PRESERVE})
+    ] = ()
+    """Further environment variables (EnvVar)."""
+    volumes: Annotated[
+        tuple[dict[str, Any], ...], Field(max_length=64, json_schema_extra={"items": {"type": "object"} | PRESERVE})
+    ] = ()
+    """Further volumes (Volume)."""
+    volume_mounts: Annotated[
+        tuple[dict[str, Any], ...], Field(max_length=64, json_schema_extra={"items": {"type": "object"} | PRESERVE})
+    ] = ()
+    """Further mounts (VolumeMount)."""
+    node_selector: Annotated[dict[str, Word], Field(max_length=64)] = Field(default_factory=dict)
+    """Labels that a node must have."""
+    tolerations: Annotated[
+        tuple[dict[str, Any], ...], Field(max_length=64, json_schema_extra={"items": {"type": "object"} | PRESERVE})
+    ] = ()
+    """Tolerations (Toleration)."""
+    labels: Annotated[dict[str, Annotated[str, StringConstraints(max_length=63)]], Field(max_length=64)] = Field(
+        default_factory=dict
+    )
+    """Labels of the Job and its pods, a queue's name for example."""
+    annotations: Annotated[dict[str, Argument], Field(max_length=64)] = Field(default_factory=dict)
+    """Annotations of the pods."""
+    priority_class_name: DnsName | None = None
+    """As of a pod."""
+
+
+def _immutable(field: str) -> dict[str, str]:
+    """A part that makes the run what it is: its checkpoints would mean nothing under another one."""
+    return cel(
+        f"has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field})",
+        f"spec.{field} cannot change: the run's checkpoints belong to it; create another job instead",
+    )
+
+
+def _while_running(field: str) -> dict[str, str]:
+    return cel(
+        f"(has(self.suspend) && self.suspend && has(oldSelf.suspend) && oldSelf.suspend) ||"
+        f" (has(self.{field}) == has(oldSelf.{field}) && (!has(self.{field}) || self.{field} == oldSelf.{field}))",
+        f"spec.{field} cannot change while the job runs: set spec.suspend to true first, then change it, then resume",
+    )
+
+
+class JobSpec(ApiModel):
+    """The manifest of a training run."""
+
+    model_config = ApiModel.model_config | {
+        "json_schema_extra": rules(
+            cel(
+                "!has(self.trainer.config) || has(self.model)",
+                "spec.model is needed by the bundled trainer: write a preset or the shape",
+            ),
+            cel(
+                "!has(self.parallelism) || !has(self.parallelism.data)"
+                " || self.batch.global % (self.parallelism.data * (has(self.batch.micro) ? self.batch.micro : 1)) == 0",
+                "batch.global must be divisible by parallelism.data x batch.micro: change one of the three so that it is",
+            ),
+            cel(
+                "!has(self.parallelism) || !has(self.parallelism.data)"
+                " || (self.parallelism.data >= self.nodes.min * self.nodes.ranksPerNode"
+                " && self.parallelism.data <= self.nodes.max * self.nodes.ranksPerNode"
+                " && self.parallelism.data % self.nodes.ranksPerNode == 0)",
+                "parallelism: the product of the degrees must be nodes x nodes.ranksPerNode for a node count between"
+                " nodes.min and nodes.max: change the degrees or the nodes",
+            ),
+            _immutable("model"),
+            _immutable("trainer"),
+            _immutable("checkpoint"),
+            cel(
+                "self.batch.global == oldSelf.batch.global",
+                "spec.batch.global cannot change: the run's samples and schedule belong to it; create another job instead",
+            ),
+            cel(
+                "has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
+                "spec.managedBy cannot change",
+            ),
+            _while_running("parallelism"),
+            _while_running("nodes"),
+            _while_running("batch"),
+            _while_running("template"),
+        )
+    }
+
+    suspend: bool = False
+    """True checkpoints the run and removes its pods; false goes on from that checkpoint."""
+    managed_by: Annotated[str, StringConstraints(max_length=63)] | None = None
+    """Who reconciles this job; absent or `costaware.dev/operator` means this operator."""
+    ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
+    """Seconds after which a finished job is deleted; absent means never."""
+    active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Seconds that the pods may be active; then the job fails. As of a Job, it starts anew on resume."""
+    startup_deadline_seconds: Annotated[int, Field(ge=1, le=86400)] = 600
+    """Seconds that the first pods may take to start (image, scheduling); then the job fails."""
+    trainer: TrainerSpec
+    """What runs."""
+    model: ModelSpec | None = None
+    """The model's shape: memory and cost are predicted from it."""
+    batch: BatchSpec
+    """Samples of a step."""
+    parallelism: ParallelismSpec | None = None
+    """Degrees; absent means planned."""
+    nodes: NodesSpec = Field(default_factory=NodesSpec)
+    """Where it runs."""
+    efficiency: EfficiencySpec = Field(default_factory=EfficiencySpec)
+    """When it counts as efficient."""
+    budget: BudgetSpec | None = None
+    """What it may cost."""
+    checkpoint: CheckpointSpec
+    """How it is saved."""
+    template: TemplateSpec = Field(default_factory=TemplateSpec)
+    """What the pods are made of."""

@@ -1,0 +1,214 @@
+"""`status` of a CostAwareTrainingJob: what was planned, how far it is, what it cost, and the conditions that explain it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from cost_aware_operator.api.base import ApiModel
+
+Text = Annotated[str, StringConstraints(max_length=1024)]
+
+
+class ConditionType(StrEnum):
+    """The conditions of a job."""
+
+    PLANNED = "Planned"
+    PRICE_KNOWN = "PriceKnown"
+    RUNNING = "Running"
+    EFFICIENT = "Efficient"
+    SUSPENDED = "Suspended"
+    BUDGET_EXHAUSTED = "BudgetExhausted"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class ConditionStatus(StrEnum):
+    """As of Kubernetes."""
+
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(ApiModel):
+    """One condition, as of KEP-1623; no heartbeat time."""
+
+    type: ConditionType
+    """What it is about."""
+    status: ConditionStatus
+    """Whether it holds."""
+    reason: Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[A-Za-z][A-Za-z0-9]*$")]
+    """Why, as one CamelCase word."""
+    message: Annotated[str, StringConstraints(max_length=4096)]
+    """Why, for a person; where something must be changed, what to write."""
+    last_transition_time: datetime
+    """When `status` last changed."""
+    observed_generation: Annotated[int, Field(ge=0)]
+    """The spec's generation that was looked at."""
+
+
+class JobState(StrEnum):
+    """One word for the printed column; derived from the conditions, never read back."""
+
+    PENDING = "Pending"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    REJECTED = "Rejected"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+class PredictedStatus(ApiModel):
+    """What the plan is expected to need."""
+
+    memory_gib: float | None = None
+    """Per rank, at its peak."""
+    hourly_usd: float | None = None
+    """Of all nodes together; absent while the price is unknown."""
+
+
+class PlanStatus(ApiModel):
+    """The degrees in force."""
+
+    data: int
+    """Data-parallel degree."""
+    tensor: int
+    """Tensor-parallel degree."""
+    pipeline: int
+    """Pipeline-parallel degree."""
+    micro_batch: int
+    """Samples of one forward pass on one rank."""
+    nodes: int
+    """Pods."""
+    ranks: int
+    """Processes."""
+    degrees: Text
+    """The degrees for the printed column: data x tensor x pipeline."""
+    explanation: Text
+    """Why this plan."""
+    predicted: PredictedStatus
+    """What it is expected to need."""
+
+
+class ProgressStatus(ApiModel):
+    """How far the run is."""
+
+    step: int
+    """The last finished optimizer step."""
+    total_steps: int
+    """The step it ends at."""
+    tokens: int
+    """Tokens that made the current weights."""
+    percent: Annotated[float, Field(ge=0, le=100)]
+    """Of the steps."""
+    loss: float | None = None
+    """Training loss of the last step, nats per token."""
+    heldout_loss: float | None = None
+    """Loss on the held-out split, nats per token."""
+    checkpoint_step: int | None = None
+    """The step of the newest complete checkpoint."""
+    tokens_per_second: float | None = None
+    """Measured over the last scrapes."""
+    estimated_remaining_seconds: float | None = None
+    """At that speed."""
+    samples_checksum: Text | None = None
+    """Order-free hash of all samples that made the final weights."""
+
+
+class EfficiencyStatus(ApiModel):
+    """Shares of the ranks' time over the last scrapes; they add up to 1."""
+
+    current: float
+    """The share that moves the weights: compute and optimizer."""
+    compute: float
+    """Forward and backward."""
+    communication: float
+    """Exposed communication, waiting for slower ranks included."""
+    data: float
+    """Waiting for samples."""
+    optimizer: float
+    """The optimizer's update."""
+    checkpoint: float
+    """Blocked by a checkpoint."""
+    evaluation: float
+    """Held-out evaluation."""
+
+
+class CausesStatus(ApiModel):
+    """Accrued dollars by what the time went to; they add up to `accruedUSD`."""
+
+    productive: float = 0.0
+    """Compute, optimizer and evaluation of steps that count."""
+    communication: float = 0.0
+    """Exposed communication."""
+    checkpoint: float = 0.0
+    """Training blocked by checkpoints."""
+    restart: float = 0.0
+    """Launching, loading, and steps that had to be trained again."""
+    idle: float = 0.0
+    """Pods that neither trained nor restarted: waiting for peers, for data, for their release."""
+
+
+class CostStatus(ApiModel):
+    """Dollars so far."""
+
+    accrued_usd: float
+    """Pod-seconds x the node's price."""
+    spent: Text
+    """The same for the printed column."""
+    by_cause: CausesStatus
+    """The same by cause."""
+    transfer_usd: float = 0.0
+    """Estimated price of bytes sent between zones, beside `accruedUSD`."""
+    hourly_usd: float | None = None
+    """Of the pods that are up; absent while a price is unknown."""
+    projected_usd: float | None = None
+    """At the end of the run, at the current speed and price."""
+    per_million_tokens_usd: float | None = None
+    """Accrued dollars per million tokens trained."""
+    pod_seconds: float = 0.0
+    """Seconds of all pods together."""
+    unpriced_pod_seconds: float = 0.0
+    """Those of them that ran on nodes whose price is unknown: they are not in `accruedUSD`."""
+    price_source: Text | None = None
+    """Where the price comes from."""
+    price_as_of: Text | None = None
+    """The day it was true."""
+
+
+class JobStatus(ApiModel):
+    """All the operator has to say about a job."""
+
+    state: JobState = JobState.PENDING
+    """One word for people; programs read the conditions."""
+    message: Text = ""
+    """One sentence for people: what happens now, or what to change."""
+    observed_generation: Annotated[int, Field(ge=0)] = 0
+    """The spec's generation that was looked at."""
+    attempt: Annotated[int, Field(ge=0)] = 0
+    """How many times the ranks were started; only grows."""
+    start_time: datetime | None = None
+    """When the first attempt began."""
+    completion_time: datetime | None = None
+    """When the run succeeded or failed."""
+    plan: PlanStatus | None = None
+    """The degrees in force."""
+    progress: ProgressStatus | None = None
+    """How far the run is."""
+    efficiency: EfficiencyStatus | None = None
+    """Where the ranks' time goes."""
+    cost: CostStatus | None = None
+    """What it cost so far."""
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Field(
+            max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}
+        ),
+    ] = ()
+    """Why."""

@@ -1,0 +1,1 @@
+"""Starting the operator: settings, leadership, kopf's watches, probes. Thin."""

@@ -1,0 +1,64 @@
+"""The operator's configuration, from the environment that the Helm chart sets."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+
+class SettingsError(ValueError):
+    """An environment variable cannot be used; the text names it."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How this process runs."""
+
+    namespace: str
+    """Where the operator itself lives: its Lease and its key."""
+    identity: str
+    """This replica's name, as the Lease's holder."""
+    lease_name: str
+    key_secret: str
+    prices_file: Path | None
+    pod_defaults_file: Path | None
+    watch_namespaces: tuple[str, ...]
+    """Empty means all."""
+    scrape_concurrency: int
+    workers: int
+    port: int
+    log_level: str
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
+        """Reads the settings.
+
+        Raises:
+            SettingsError: a variable has an impossible value.
+        """
+        prices, defaults = environment.get("CATJ_PRICES_FILE"), environment.get("CATJ_POD_DEFAULTS_FILE")
+        return cls(
+            namespace=environment.get("CATJ_OPERATOR_NAMESPACE", "default"),
+            identity=environment.get("CATJ_POD_NAME") or socket.gethostname(),
+            lease_name=environment.get("CATJ_LEASE_NAME", "cost-aware-operator"),
+            key_secret=environment.get("CATJ_KEY_SECRET", "cost-aware-operator-key"),
+            prices_file=Path(prices) if prices else None,
+            pod_defaults_file=Path(defaults) if defaults else None,
+            watch_namespaces=tuple(n for n in environment.get("CATJ_WATCH_NAMESPACES", "").split(",") if n),
+            scrape_concurrency=_positive(environment, "CATJ_SCRAPE_CONCURRENCY", 64),
+            workers=_positive(environment, "CATJ_WORKERS", 8),
+            port=_positive(environment, "CATJ_PORT", 8080),
+            log_level=environment.get("CATJ_LOG_LEVEL", "INFO").upper(),
+        )
+
+
+def _positive(environment: Mapping[str, str], name: str, default: int) -> int:
+    text = environment.get(name, "")
+    if not text:
+        return default
+    if not text.isdigit() or int(text) < 1:
+        raise SettingsError(f"{name} must be a whole number of at least 1, got {text!r}")
+    return int(text)

@@ -1,0 +1,214 @@
+"""The whole policy of a reconcile: from facts to a decision. Pure; time comes with the facts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from cost_aware_operator.api.spec import OnExhausted
+from cost_aware_operator.control import attempts
+from cost_aware_operator.control.decision import Decision
+from cost_aware_operator.control.facts import Facts
+from cost_aware_operator.control.money import booked, current_samples
+from cost_aware_operator.control.story import Outcome, Situation, tell_story
+from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, make_plan
+from cost_aware_operator.workload.build import template_hash
+from cost_aware_operator.workload.order import run_order
+from cost_aware_trainer.contract import AgentPhase, RunOrder
+
+BUSY_SECONDS = 5.0
+"""How often a job with pods is looked at when nothing happens: the scrape interval."""
+LAUNCH_SECONDS = 1.0
+"""How often while an attempt is being started or ends: every second of it is paid for."""
+BLOCKED_SECONDS = 15.0
+"""How often a rejected job is looked at: what it lacks (a volume, a price) may have appeared without an event."""
+LONG_ATTEMPT = timedelta(minutes=30)
+"""An attempt that lived this long was not fruitless, whether or not its checkpoints could be seen."""
+
+
+def decide(facts: Facts) -> Decision:
+    """The decision for one job."""
+    record = facts.record.model_copy(update={"ledger": booked(facts), "newest_checkpoint": _newest_checkpoint(facts)})
+    facts = replace(facts, record=record)
+    resources: dict[str, object] | None = facts.defaults.resources
+    answer = make_plan(PlanInput(facts.job.spec, facts.prices, resources))
+    if record.ended_at is not None:
+        return _finished(facts, answer)
+    if isinstance(answer, Refusal):
+        return _rejected(facts, answer)
+    if facts.missing_claims and facts.child is None:
+        return _rejected(facts, _missing(facts))
+    if facts.child is not None and facts.child.failure is not None:
+        return _failed(facts, answer, *facts.child.failure)
+    budget = facts.job.spec.budget
+    if budget is not None and record.ledger.accrued_usd >= budget.total_usd:
+        if budget.on_exhausted is OnExhausted.FAIL:
+            return _failed(facts, answer, "BudgetExhausted", f"the budget of ${budget.total_usd:,.2f} is spent")
+        return _stopped(facts, answer, Outcome.BUDGET_EXHAUSTED)
+    if facts.job.spec.suspend:
+        return _stopped(facts, answer, Outcome.SUSPENDED)
+    if facts.child is not None and (
+        facts.child.deleting or facts.child.template_hash != template_hash(facts.job, answer)
+    ):
+        # the manifest was changed while it was suspended: a Job's template cannot be, so the Job is made anew
+        return _decision(
+            facts, Situation(Outcome.STARTING, plan=answer), replace_child=True, requeue_seconds=LAUNCH_SECONDS
+        )
+    return _running(facts, answer)
+
+
+def _newest_checkpoint(facts: Facts) -> int:
+    seen = [s.checkpoint_step for s in current_samples(facts) if s.checkpoint_step is not None]
+    ended = [
+        a.result.step for a in facts.agents.values() if a.result is not None and a.phase is AgentPhase.CHECKPOINTED
+    ]
+    return max([facts.record.newest_checkpoint, *seen, *ended])
+
+
+def _missing(facts: Facts) -> Refusal:
+    claim = facts.missing_claims[0]
+    return Refusal(
+        "VolumeMissing",
+        f"{claim.field}: there is no PersistentVolumeClaim {claim.name!r} in namespace {facts.job.key.namespace!r}: "
+        "create it, or write the name of one that exists",
+    )
+
+
+def _rejected(facts: Facts, refusal: Refusal) -> Decision:
+    """No pod is started. Pods that run already stay: what was allowed when they began must not stop them now."""
+    situation = Situation(Outcome.REJECTED, reason=refusal.reason, message=refusal.message)
+    running = facts.child is not None and not facts.child.suspended
+    return _decision(facts, situation, want_pods=running, requeue_seconds=BLOCKED_SECONDS)
+
+
+def _stopped(facts: Facts, plan: Plan, outcome: Outcome) -> Decision:
+    """Suspended by its owner or by its budget: the Job controller ends the pods, the agents checkpoint first."""
+    ending = any(p.ended_at is None for p in facts.pods)
+    return _decision(facts, Situation(outcome, plan=plan), requeue_seconds=LAUNCH_SECONDS if ending else None)
+
+
+def _failed(facts: Facts, plan: Plan | None, reason: str, message: str) -> Decision:
+    record = facts.record.model_copy(update={"ended_at": facts.now, "failed": (reason, message)})
+    situation = Situation(Outcome.FAILED, plan=plan, reason=reason, message=message)
+    facts = replace(facts, record=record)
+    return _decision(facts, situation, urgent=True, requeue_seconds=LAUNCH_SECONDS)
+
+
+def _finished(facts: Facts, answer: Plan | Refusal) -> Decision:
+    """Let the pods go, close the books, and delete the job when its time has come."""
+    plan = answer if isinstance(answer, Plan) else None
+    alive = [p for p in facts.pods if p.ended_at is None]
+    ended_at = facts.record.ended_at or facts.now
+    if facts.record.failed is not None:
+        situation = Situation(Outcome.FAILED, plan=plan, reason=facts.record.failed[0], message=facts.record.failed[1])
+    else:
+        situation = Situation(Outcome.FINISHING if alive else Outcome.SUCCEEDED, plan=plan)
+    ttl = facts.job.spec.ttl_seconds_after_finished
+    requeue = LAUNCH_SECONDS if alive else None
+    delete = False
+    if ttl is not None and not alive:
+        left = (ended_at + timedelta(seconds=ttl) - facts.now).total_seconds()
+        delete, requeue = left <= 0, max(left, 0.1)
+    return _decision(
+        facts,
+        situation,
+        want_pods=facts.record.failed is None,
+        release=tuple(p.uid for p in alive if p.usable) if facts.record.failed is None else (),
+        delete_job=delete,
+        requeue_seconds=requeue,
+    )
+
+
+def _running(facts: Facts, plan: Plan) -> Decision:
+    step = attempts.next_step(facts, plan)
+    match step:
+        case attempts.GiveUp(reason, message):
+            return _failed(facts, plan, reason, message)
+        case attempts.Complete(result):
+            record = facts.record.model_copy(update={"ended_at": facts.now})
+            facts = replace(facts, record=record, result=result)
+            releasable = tuple(p.uid for p in facts.pods if p.usable)
+            return _decision(
+                facts,
+                Situation(Outcome.FINISHING, plan=plan),
+                want_pods=True,
+                release=releasable,
+                urgent=True,
+                requeue_seconds=LAUNCH_SECONDS,
+            )
+        case attempts.Start(members, why):
+            facts, order = _begun(facts, plan, members)
+            situation = Situation(Outcome.LAUNCHING, plan=plan, message=why)
+            return _decision(
+                replace(facts, order=order),
+                situation,
+                want_pods=True,
+                tell=tuple(members.values()),
+                urgent=True,
+                requeue_seconds=LAUNCH_SECONDS,
+            )
+        case attempts.Tell(uids):
+            situation = Situation(Outcome.LAUNCHING, plan=plan, message="telling the agents")
+            return _decision(facts, situation, want_pods=True, tell=uids, requeue_seconds=LAUNCH_SECONDS)
+        case attempts.Wait(reason, message):
+            outcome = Outcome.RESTARTING if facts.record.attempt > 0 else Outcome.STARTING
+            situation = Situation(outcome, plan=plan, reason=reason, message=message)
+            return _decision(facts, situation, want_pods=True, requeue_seconds=LAUNCH_SECONDS)
+    stepping = any(s.steps > 0 for s in current_samples(facts))
+    situation = Situation(Outcome.RUNNING if stepping else Outcome.LAUNCHING, plan=plan, message="ranks are starting")
+    requeue = BUSY_SECONDS if stepping else LAUNCH_SECONDS
+    return _decision(facts, situation, want_pods=True, requeue_seconds=requeue)
+
+
+def _begun(facts: Facts, plan: Plan, members: dict[int, str]) -> tuple[Facts, RunOrder]:
+    """The next attempt: its number is greater than any that was ever given out."""
+    old = facts.record
+    attempt = max([old.attempt, facts.job.status.attempt, *(a.attempt for a in facts.agents.values())]) + 1
+    lived = facts.now - old.attempt_at if old.attempt_at is not None else timedelta(0)
+    fruitful = old.newest_checkpoint > old.attempt_checkpoint or lived >= LONG_ATTEMPT
+    record = old.model_copy(
+        update={
+            "attempt": attempt,
+            "attempt_at": facts.now,
+            "members": members,
+            "started_at": old.started_at or facts.now,
+            "attempt_checkpoint": old.newest_checkpoint,
+            "fruitless": 0 if fruitful or old.attempt == 0 else old.fruitless + 1,
+        }
+    )
+    return replace(facts, record=record), run_order(facts.job, plan, attempt)
+
+
+def _decision(
+    facts: Facts,
+    situation: Situation,
+    *,
+    want_pods: bool = False,
+    replace_child: bool = False,
+    tell: tuple[str, ...] = (),
+    release: tuple[str, ...] = (),
+    delete_job: bool = False,
+    urgent: bool = False,
+    requeue_seconds: float | None = None,
+) -> Decision:
+    status, events = tell_story(facts, situation)
+    return Decision(
+        record=facts.record,
+        order=facts.order,
+        result=facts.result,
+        status=status,
+        plan=situation.plan,
+        want_pods=want_pods,
+        replace_child=replace_child,
+        tell=tell,
+        release=release,
+        delete_job=delete_job,
+        events=events,
+        urgent=urgent or _pods_changed(facts),
+        requeue_seconds=requeue_seconds,
+    )
+
+
+def _pods_changed(facts: Facts) -> bool:
+    """Whether the ledger holds something that cannot be found out again: a pod that has just ended."""
+    return bool(facts.departed) or any(p.ended_at is not None for p in facts.pods)

@@ -1,0 +1,48 @@
+"""Everything one reconcile knows, gathered once; the decisions are functions of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from cost_aware_operator.api.job import TrainingJob
+from cost_aware_operator.control.record import RunRecord
+from cost_aware_operator.costs.prices import PriceBook
+from cost_aware_operator.observing.samples import RankSample, Scrape
+from cost_aware_operator.workload.defaults import PodDefaults
+from cost_aware_operator.workload.views import ChildJobView, NodeView, PodView
+from cost_aware_trainer.contract import AgentStatus, RunOrder, RunResult
+
+
+@dataclass(frozen=True)
+class MissingClaim:
+    """A PersistentVolumeClaim that the manifest names and the namespace lacks."""
+
+    field: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One job's world at one moment.
+
+    `pods` holds the pods that exist, `departed` those whose deletion was watched and not yet accounted. `agents` and `samples` are
+    by pod uid and hold only who answered. `scrapes` is the recent history, newest last.
+    """
+
+    job: TrainingJob
+    now: datetime
+    child: ChildJobView | None
+    pods: tuple[PodView, ...]
+    departed: tuple[PodView, ...]
+    nodes: Mapping[str, NodeView]
+    record: RunRecord
+    order: RunOrder | None
+    result: RunResult | None
+    prices: PriceBook
+    defaults: PodDefaults
+    missing_claims: tuple[MissingClaim, ...] = ()
+    agents: Mapping[str, AgentStatus] = field(default_factory=dict)
+    samples: Mapping[str, tuple[RankSample, ...]] = field(default_factory=dict)
+    scrapes: Sequence[Scrape] = ()

@@ -1,0 +1,151 @@
+"""Reading everything that one reconcile needs to know, once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Protocol
+
+from cost_aware_operator.adapters.clock import Clock
+from cost_aware_operator.adapters.files import WatchedFile
+from cost_aware_operator.adapters.kubernetes import Cluster
+from cost_aware_operator.adapters.ranks import Ranks
+from cost_aware_operator.api.job import TrainingJob
+from cost_aware_operator.control.facts import Facts, MissingClaim
+from cost_aware_operator.control.memory import Memory
+from cost_aware_operator.control.record import RunRecord, from_data
+from cost_aware_operator.costs.prices import PriceBook
+from cost_aware_operator.observing.samples import Scrape
+from cost_aware_operator.workload.defaults import PodDefaults
+from cost_aware_operator.workload.names import labels, record_name
+from cost_aware_operator.workload.views import NodeView, PodView, child_job_view, node_view, pod_view
+from cost_aware_trainer.contract import RunOrder, RunResult
+
+logger = logging.getLogger(__name__)
+NODE_SECONDS = 60.0
+"""How long a node's labels are believed without asking again."""
+
+
+class Nodes(Protocol):
+    """Nodes by name."""
+
+    async def get(self, name: str) -> NodeView | None:
+        """A node's labels."""
+
+
+class CachedNodes:
+    """Nodes, asked for once a minute each."""
+
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._known: dict[str, tuple[float, NodeView | None]] = {}
+
+    async def get(self, name: str) -> NodeView | None:
+        """A node's labels; None where it may not be read or is gone and was never known."""
+        known = self._known.get(name)
+        if known is not None and self._clock.monotonic() - known[0] < NODE_SECONDS:
+            return known[1]
+        document = await self._cluster.node(name)
+        # a node that has gone is still the one whose price its pods were paid at
+        view = node_view(document) if document is not None else known[1] if known else None
+        self._known[name] = (self._clock.monotonic(), view)
+        return view
+
+
+class Gatherer:
+    """Makes `Facts`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        ranks: Ranks,
+        nodes: Nodes,
+        prices: WatchedFile[PriceBook],
+        defaults: WatchedFile[PodDefaults],
+        clock: Clock,
+    ) -> None:
+        self._cluster = cluster
+        self._ranks = ranks
+        self._nodes = nodes
+        self._prices = prices
+        self._defaults = defaults
+        self._clock = clock
+
+    async def facts(self, job: TrainingJob, memory: Memory) -> Facts:
+        """One job's world now."""
+        child, documents, (record, order, result), missing = await asyncio.gather(
+            self._cluster.child_job(job.key),
+            self._cluster.pods(job.key.namespace, labels(job.key.name)),
+            self._record(job, memory),
+            self._missing_claims(job),
+        )
+        owner = child["metadata"]["uid"] if child is not None else None
+        pods = tuple(
+            view
+            for document in documents
+            # pods of an earlier job of the same name are somebody else's business
+            if _owned_by(document, owner) and (view := pod_view(document)) is not None
+        )
+        departed = tuple(p for uid, p in memory.departed.items() if uid not in {p.uid for p in pods})
+        names = {p.node for p in (*pods, *departed) if p.node}
+        nodes = {name: node for name in names if (node := await self._nodes.get(name)) is not None}
+        agents = await self._ranks.statuses(pods)
+        await self._scrape(job, pods, memory)
+        if result is None:
+            result = next((a.result for a in agents.values() if a.result is not None and a.result.total_steps), None)
+        return Facts(
+            job=job,
+            now=self._clock.now(),
+            child=child_job_view(child) if child is not None else None,
+            pods=tuple(sorted(pods, key=lambda p: (p.index, p.created_at))),
+            departed=departed,
+            nodes=nodes,
+            record=record,
+            order=order,
+            result=result if result is not None and result.outcome == "completed" else None,
+            prices=self._prices.value(),
+            defaults=self._defaults.value(),
+            missing_claims=missing,
+            agents=agents,
+            samples=dict(memory.samples),
+            scrapes=tuple(memory.scrapes),
+        )
+
+    async def _record(self, job: TrainingJob, memory: Memory) -> tuple[RunRecord, RunOrder | None, RunResult | None]:
+        stored = await self._cluster.config_map(job.key.namespace, record_name(job.key.name))
+        memory.record_version = stored.resource_version if stored is not None else None
+        if stored is None or not stored.data:
+            return RunRecord(), None, None
+        record, order, result = from_data(dict(stored.data))
+        # between saves the ledger is ahead of what is stored; both lead to the same sums
+        if (
+            memory.saved is not None
+            and memory.saved.attempt == record.attempt
+            and memory.saved.ended_at == record.ended_at
+        ):
+            record = record.model_copy(
+                update={"ledger": memory.saved.ledger, "newest_checkpoint": memory.saved.newest_checkpoint}
+            )
+        return record, order, result
+
+    async def _missing_claims(self, job: TrainingJob) -> tuple[MissingClaim, ...]:
+        claims = [("spec.checkpoint.volume", job.spec.checkpoint.volume)]
+        if job.spec.trainer.config is not None:
+            claims.append(("spec.trainer.config.data.volume", job.spec.trainer.config.data.volume))
+        found = await asyncio.gather(*(self._cluster.claim_exists(job.key.namespace, name) for _, name in claims))
+        return tuple(MissingClaim(*claim) for claim, exists in zip(claims, found, strict=True) if not exists)
+
+    async def _scrape(self, job: TrainingJob, pods: tuple[PodView, ...], memory: Memory) -> None:
+        """A rank that does not answer keeps its last sample while its pod lives: its counters only grow."""
+        fresh = await self._ranks.samples(pods, job.spec.nodes.ranks_per_node)
+        alive = {p.uid for p in pods}
+        memory.samples = {uid: s for uid, s in memory.samples.items() if uid in alive or uid in memory.departed} | fresh
+        if fresh:
+            ranks = tuple(sample for samples in fresh.values() for sample in samples)
+            memory.scrapes.append(Scrape(self._clock.monotonic(), ranks))
+
+
+def _owned_by(document: object, uid: str | None) -> bool:
+    references = document["metadata"].get("ownerReferences") or [] if isinstance(document, dict) else []
+    return uid is not None and any(r.get("uid") == uid for r in references)

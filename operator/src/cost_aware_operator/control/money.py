@@ -1,0 +1,76 @@
+"""From the facts of a reconcile to the ledger's terms. Pure."""
+
+from __future__ import annotations
+
+from cost_aware_operator.control.facts import Facts
+from cost_aware_operator.costs.prices import Price
+from cost_aware_operator.ledger.ledger import Cause, LedgerState, PodFacts, Progress, accrue
+from cost_aware_operator.observing.samples import RankSample
+from cost_aware_operator.workload.views import PodView
+from cost_aware_trainer.contract import AgentPhase, Phase
+
+
+def price_of(facts: Facts, pod: PodView) -> Price | None:
+    """The price of the node under a pod, by the node's labels."""
+    node = facts.nodes.get(pod.node or "")
+    if node is None:
+        return None
+    return facts.prices.price(node.instance_type, spot=node.spot, zone=node.zone)
+
+
+def booked(facts: Facts) -> LedgerState:
+    """The ledger with every pod accounted to now or to its end."""
+    pods = [_pod_facts(facts, pod) for pod in (*facts.pods, *facts.departed) if pod.started_at is not None]
+    return accrue(facts.record.ledger, pods, progress_of(facts), facts.now)
+
+
+def current_samples(facts: Facts) -> list[RankSample]:
+    """What the ranks of the newest attempt said."""
+    return [s for samples in facts.samples.values() for s in samples if s.attempt == facts.record.attempt]
+
+
+def progress_of(facts: Facts) -> Progress:
+    """The newest attempt's steps, once its ranks have resumed."""
+    samples = [s for s in current_samples(facts) if s.resumed_step is not None]
+    if not samples:
+        return Progress()
+    return Progress(
+        attempt=facts.record.attempt,
+        step=max(s.step for s in samples),
+        resumed_step=min(s.resumed_step or 0 for s in samples),
+    )
+
+
+def _pod_facts(facts: Facts, pod: PodView) -> PodFacts:
+    assert pod.started_at is not None  # noqa: S101  the caller filters
+    node = facts.nodes.get(pod.node or "")
+    samples = facts.samples.get(pod.uid, ())
+    phases = None
+    if samples:
+        phases = {phase: sum(s.phase_seconds.get(phase, 0.0) for s in samples) / len(samples) for phase in Phase}
+    return PodFacts(
+        uid=pod.uid,
+        index=pod.index,
+        started_at=pod.started_at,
+        ended_at=pod.ended_at,
+        instance_type=node.instance_type if node else None,
+        zone=node.zone if node else None,
+        price=price_of(facts, pod),
+        attempt=max((s.attempt for s in samples), default=0),
+        phase_seconds=phases,
+        sent_bytes=sum(s.communication_bytes for s in samples),
+        otherwise=_otherwise(facts, pod, samples),
+    )
+
+
+def _otherwise(facts: Facts, pod: PodView, samples: tuple[RankSample, ...]) -> Cause:
+    """What time is for that no phase explains: getting (back) to work, or nothing."""
+    agent = facts.agents.get(pod.uid)
+    if facts.record.ended_at is not None or (agent is not None and agent.phase is AgentPhase.COMPLETED):
+        return Cause.IDLE
+    if facts.record.attempt == 0:
+        return Cause.IDLE
+    stepping = any(s.attempt == facts.record.attempt and s.steps > 0 for s in samples)
+    if stepping and (agent is None or agent.phase is AgentPhase.RUNNING):
+        return Cause.IDLE
+    return Cause.RESTART

@@ -1,0 +1,165 @@
+"""`reconcile(key)`: gather the facts, decide, act, write the status once, then post events. Level-based and safe to repeat."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from pydantic import ValidationError
+
+from cost_aware_operator.adapters.clock import Clock
+from cost_aware_operator.adapters.kubernetes import ApiError, Cluster
+from cost_aware_operator.adapters.ranks import Ranks, token
+from cost_aware_operator.api import KIND, MANAGER
+from cost_aware_operator.api.job import JobKey, TrainingJob
+from cost_aware_operator.control.decide import decide
+from cost_aware_operator.control.decision import Decision
+from cost_aware_operator.control.facts import Facts
+from cost_aware_operator.control.gather import Gatherer
+from cost_aware_operator.control.memory import Memories, Memory
+from cost_aware_operator.control.record import to_data
+from cost_aware_operator.workload.build import indexed_job, secret, service
+from cost_aware_operator.workload.names import labels, owner_reference, record_name
+from cost_aware_trainer.contract import Release
+
+logger = logging.getLogger(__name__)
+SAVE_SECONDS = 15.0
+"""How often the ledger is saved while nothing else makes a save urgent. Later saves lose nothing but the split by cause of what
+happened since."""
+
+StatusSink = Callable[[TrainingJob, Decision], None]
+
+
+class Reconciler:
+    """Reconciles one key at a time; different keys may be reconciled concurrently."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        ranks: Ranks,
+        gatherer: Gatherer,
+        memories: Memories,
+        clock: Clock,
+        key_material: bytes,
+        published: StatusSink,
+        forgotten: Callable[[JobKey], None],
+    ) -> None:
+        self._cluster = cluster
+        self._ranks = ranks
+        self._gatherer = gatherer
+        self._memories = memories
+        self._clock = clock
+        self._key_material = key_material
+        self._published = published
+        self._forgotten = forgotten
+
+    async def reconcile(self, key: JobKey) -> float | None:
+        """Brings one job a step nearer to what its manifest says.
+
+        Returns:
+            Seconds after which to look again even if nothing happens; None to wait for an event.
+
+        Raises:
+            ApiError: the API server refused or could not be reached; try again.
+        """
+        document = await self._cluster.training_job(key)
+        if document is None or document["metadata"].get("deletionTimestamp") is not None:
+            self._memories.forget(key)
+            self._forgotten(key)
+            return None
+        if document["spec"].get("managedBy", MANAGER) != MANAGER:
+            return None
+        try:
+            job = TrainingJob.parse(document)
+        except ValidationError as error:
+            # the schema refuses such a document, so the CRD in the cluster is not of this operator's version
+            logger.error("%s cannot be read: %s", key, error)
+            return None
+        memory = self._memories.of(key, job.uid)
+        facts = await self._gatherer.facts(job, memory)
+        decision = decide(facts)
+        await self._act(job, facts, decision, memory)
+        return decision.requeue_seconds
+
+    async def _act(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory) -> None:
+        refused = await self._shape_pods(job, facts, decision)
+        await self._save(job, facts, decision, memory)
+        pods = {p.uid: p for p in facts.pods}
+        secret_token = token(self._key_material, job.key, job.uid)
+        if decision.tell and decision.order is not None:
+            await self._ranks.order([pods[uid] for uid in decision.tell], decision.order, secret_token)
+        if decision.release:
+            release = Release(attempt=decision.record.attempt, complete=True)
+            await self._ranks.release([pods[uid] for uid in decision.release], release, secret_token)
+        status = decision.status.to_document()
+        if refused is not None:
+            status["message"] = refused[:1024]
+        if status != job.status.to_document():
+            await self._cluster.write_status(job, status)
+        self._published(job, decision)
+        for event in decision.events:
+            name = _event_name(job, event.reason, event.message, decision.record.attempt)
+            at = facts.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+            await self._cluster.post_event(job, event.reason, event.message, warning=event.warning, at=at, name=name)
+        if decision.delete_job:
+            await self._cluster.delete(KIND, job.key, job.uid)
+
+    async def _shape_pods(self, job: TrainingJob, facts: Facts, decision: Decision) -> str | None:
+        """Creates, suspends, resumes or replaces the Indexed Job and what it needs; returns what the API server refused."""
+        child = facts.child
+        if decision.replace_child and child is not None:
+            if not child.deleting:
+                await self._cluster.delete("Job", job.key, child.uid)
+            return None
+        if child is None:
+            if not decision.want_pods or decision.plan is None:
+                return None
+            try:
+                await self._cluster.apply(secret(job, token(self._key_material, job.key, job.uid)))
+                await self._cluster.apply(service(job))
+                await self._cluster.apply(indexed_job(job, decision.plan, facts.defaults, suspend=False))
+            except ApiError as error:
+                if error.status not in (400, 403, 422):
+                    raise
+                return f"spec.template: the API server refused the pods: {error}"
+            return None
+        finished = child.complete or child.failure is not None
+        if not finished and not child.deleting and child.suspended == decision.want_pods:
+            await self._cluster.suspend_job(job.key, not decision.want_pods)
+        return None
+
+    async def _save(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory) -> None:
+        """The record, before anything is done that depends on it. A conflict means another leader: stop here."""
+        stale = self._clock.monotonic() - memory.saved_at >= SAVE_SECONDS
+        memory.dirty = memory.dirty or decision.record != memory.saved
+        if not (memory.dirty and (decision.urgent or stale or memory.record_version is None)):
+            memory.saved = decision.record
+            return
+        document: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": record_name(job.key.name),
+                "namespace": job.key.namespace,
+                "labels": labels(job.key.name),
+                "ownerReferences": [owner_reference(job)],
+            },
+            "data": to_data(decision.record, decision.order, decision.result),
+        }
+        try:
+            memory.record_version = await self._cluster.save_config_map(document, memory.record_version)
+        except ApiError:
+            memory.saved = None
+            raise
+        memory.saved, memory.dirty = decision.record, False
+        memory.saved_at = self._clock.monotonic()
+        for pod in facts.departed:
+            memory.departed.pop(pod.uid, None)
+
+
+def _event_name(job: TrainingJob, reason: str, message: str, attempt: int) -> str:
+    """The same event has the same name, so that a repeated reconcile does not post it twice."""
+    digest = hashlib.sha256(f"{job.uid}:{job.generation}:{attempt}:{reason}:{message}".encode()).hexdigest()[:16]
+    return f"{job.key.name}.{digest}"

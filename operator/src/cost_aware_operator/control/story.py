@@ -1,0 +1,228 @@
+"""Telling a user what happens: status, conditions and events from the facts and what was decided. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cost_aware_operator.api.conditions import find, merged
+from cost_aware_operator.api.status import (
+    Condition,
+    ConditionStatus,
+    ConditionType,
+    JobState,
+    JobStatus,
+)
+from cost_aware_operator.control.decision import Event
+from cost_aware_operator.control.facts import Facts
+from cost_aware_operator.control.figures import cost_status, efficiency_status, plan_status, progress_status
+from cost_aware_operator.control.money import price_of
+from cost_aware_operator.observing.samples import WEIGHT_MOVING, Observation, observe
+from cost_aware_operator.planning.plan import Plan
+
+
+class Outcome(StrEnum):
+    """What a job is doing, as decided; the value is the reason of the condition Running."""
+
+    REJECTED = "Rejected"
+    STARTING = "Starting"
+    LAUNCHING = "Launching"
+    RUNNING = "Training"
+    RESTARTING = "Restarting"
+    SUSPENDED = "Suspended"
+    BUDGET_EXHAUSTED = "BudgetExhausted"
+    FINISHING = "Finishing"
+    SUCCEEDED = "Succeeded"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class Situation:
+    """An outcome with its details; `reason` and `message` come from whoever found it."""
+
+    outcome: Outcome
+    plan: Plan | None = None
+    reason: str = ""
+    message: str = ""
+
+
+_STATES = {
+    Outcome.REJECTED: JobState.REJECTED,
+    Outcome.STARTING: JobState.STARTING,
+    Outcome.LAUNCHING: JobState.STARTING,
+    Outcome.RUNNING: JobState.RUNNING,
+    Outcome.RESTARTING: JobState.RESTARTING,
+    Outcome.SUSPENDED: JobState.SUSPENDED,
+    Outcome.BUDGET_EXHAUSTED: JobState.SUSPENDED,
+    Outcome.FINISHING: JobState.RUNNING,
+    Outcome.SUCCEEDED: JobState.SUCCEEDED,
+    Outcome.FAILED: JobState.FAILED,
+}
+_TOLD_ONLY_WHEN_TRUE = (
+    ConditionType.SUSPENDED,
+    ConditionType.BUDGET_EXHAUSTED,
+    ConditionType.SUCCEEDED,
+    ConditionType.FAILED,
+)
+_BAD_WHEN_TRUE = (ConditionType.BUDGET_EXHAUSTED, ConditionType.FAILED)
+_BAD_WHEN_FALSE = (ConditionType.PLANNED, ConditionType.PRICE_KNOWN, ConditionType.EFFICIENT)
+
+Row = tuple[ConditionType, ConditionStatus, str, str]
+
+
+def tell_story(facts: Facts, situation: Situation) -> tuple[JobStatus, tuple[Event, ...]]:
+    """The status to write, and the events for what has changed since the one before."""
+    old = facts.job.status
+    observation = observe(facts.scrapes)
+    progress = progress_status(facts, observation)
+    rows = [
+        *_planned(situation),
+        *_priced(facts, situation),
+        *_running(facts, situation),
+        *_efficient(facts, observation),
+        *_ends(facts, situation),
+    ]
+    conditions = merged(old.conditions, rows, facts.job.generation, facts.now)
+    status = JobStatus(
+        state=_state(facts, situation),
+        message=_message(facts, situation)[:1024],
+        observed_generation=facts.job.generation,
+        attempt=max(facts.record.attempt, old.attempt),
+        start_time=facts.record.started_at,
+        completion_time=facts.record.ended_at,
+        plan=plan_status(situation.plan) if situation.plan is not None else old.plan,
+        progress=progress,
+        efficiency=efficiency_status(observation) or old.efficiency,
+        cost=cost_status(facts, situation.plan, progress),
+        conditions=conditions,
+    )
+    return status, _events(old.conditions, conditions)
+
+
+def _state(facts: Facts, situation: Situation) -> JobState:
+    if situation.outcome is Outcome.LAUNCHING and facts.record.attempt > 1:
+        return JobState.RESTARTING
+    return _STATES[situation.outcome]
+
+
+def _message(facts: Facts, situation: Situation) -> str:
+    attempt = facts.record.attempt
+    match situation.outcome:
+        case Outcome.RUNNING:
+            return f"attempt {attempt} trains"
+        case Outcome.LAUNCHING:
+            return f"attempt {attempt}: {situation.message or 'ranks are starting'}"
+        case Outcome.SUSPENDED:
+            return "suspended; set spec.suspend to false to go on from the newest checkpoint"
+        case Outcome.BUDGET_EXHAUSTED:
+            return "the budget is spent; raise spec.budget.totalUSD to go on from the newest checkpoint"
+        case Outcome.FINISHING:
+            return "the last step is done; pods are being let go"
+        case Outcome.SUCCEEDED:
+            return f"all {facts.result.total_steps} steps are done" if facts.result is not None else "done"
+    return situation.message
+
+
+def _planned(situation: Situation) -> list[Row]:
+    if situation.outcome is Outcome.REJECTED:
+        return [(ConditionType.PLANNED, ConditionStatus.FALSE, situation.reason, situation.message)]
+    if situation.plan is None:
+        return []
+    return [(ConditionType.PLANNED, ConditionStatus.TRUE, "Feasible", situation.plan.explanation)]
+
+
+def _priced(facts: Facts, situation: Situation) -> list[Row]:
+    unpriced = [p for p in facts.pods if p.node is not None and price_of(facts, p) is None]
+    if unpriced:
+        node = facts.nodes.get(unpriced[0].node or "")
+        kind = node.instance_type if node is not None else None
+        what = f"instance type {kind!r} is not in the price book" if kind else "the node has no instance-type label"
+        message = (
+            f"pod {unpriced[0].name} runs on node {unpriced[0].node}: {what}. Its time is counted in "
+            "status.cost.unpricedPodSeconds, not in dollars: give the price in the operator's price ConfigMap"
+            + ("" if kind else ", or label the node node.kubernetes.io/instance-type")
+        )
+        return [(ConditionType.PRICE_KNOWN, ConditionStatus.FALSE, "NoPrice", message)]
+    priced = [price for p in facts.pods if (price := price_of(facts, p)) is not None]
+    if priced:
+        first = priced[0]
+        message = f"${first.hourly_usd:,.4g} a node-hour ({first.source}, as of {first.as_of})"
+        return [(ConditionType.PRICE_KNOWN, ConditionStatus.TRUE, "PriceFound", message)]
+    if situation.outcome is Outcome.REJECTED and situation.reason == "UnknownInstanceType":
+        return [(ConditionType.PRICE_KNOWN, ConditionStatus.FALSE, situation.reason, situation.message)]
+    if situation.plan is not None and situation.plan.hourly_usd is not None:
+        message = (
+            f"${situation.plan.hourly_usd:,.4g} an hour for {situation.plan.nodes} nodes, from spec.nodes.instanceTypes"
+        )
+        return [(ConditionType.PRICE_KNOWN, ConditionStatus.TRUE, "PriceFound", message)]
+    if find(facts.job.status.conditions, ConditionType.PRICE_KNOWN) is None:
+        message = "known when the pods are on nodes, from the nodes' labels"
+        return [(ConditionType.PRICE_KNOWN, ConditionStatus.UNKNOWN, "NotScheduled", message)]
+    return []
+
+
+def _running(facts: Facts, situation: Situation) -> list[Row]:
+    running = situation.outcome in (Outcome.RUNNING, Outcome.FINISHING)
+    status = ConditionStatus.TRUE if running else ConditionStatus.FALSE
+    waiting = situation.outcome in (Outcome.STARTING, Outcome.RESTARTING) and situation.reason
+    reason = situation.reason if waiting else situation.outcome.value
+    return [(ConditionType.RUNNING, status, reason, _message(facts, situation))]
+
+
+def _efficient(facts: Facts, observation: Observation | None) -> list[Row]:
+    if observation is None:
+        return []
+    threshold = facts.job.spec.efficiency.threshold
+    largest = max(
+        (p for p in observation.shares), key=lambda p: observation.shares[p] if p not in WEIGHT_MOVING else -1.0
+    )
+    message = (
+        f"{observation.efficiency:.0%} of the ranks' time moves the weights (threshold {threshold:.0%}); the largest "
+        f"other share is {largest.value} with {observation.shares[largest]:.0%}"
+    )
+    if observation.efficiency >= threshold:
+        return [(ConditionType.EFFICIENT, ConditionStatus.TRUE, "AboveThreshold", message)]
+    return [(ConditionType.EFFICIENT, ConditionStatus.FALSE, "BelowThreshold", message)]
+
+
+def _ends(facts: Facts, situation: Situation) -> list[Row]:
+    now_true: dict[ConditionType, tuple[str, str]] = {}
+    if situation.outcome is Outcome.SUSPENDED:
+        now_true[ConditionType.SUSPENDED] = ("SuspendedByOwner", _message(facts, situation))
+    elif situation.outcome is Outcome.BUDGET_EXHAUSTED:
+        spent = (
+            f"${facts.record.ledger.accrued_usd:,.2f} of the budget's dollars are spent; {_message(facts, situation)}"
+        )
+        now_true[ConditionType.SUSPENDED] = ("BudgetExhausted", spent)
+        now_true[ConditionType.BUDGET_EXHAUSTED] = ("BudgetExhausted", spent)
+    elif situation.outcome is Outcome.SUCCEEDED:
+        now_true[ConditionType.SUCCEEDED] = ("Completed", _message(facts, situation))
+    elif situation.outcome is Outcome.FAILED:
+        now_true[ConditionType.FAILED] = (situation.reason, situation.message)
+        if situation.reason == "BudgetExhausted":
+            now_true[ConditionType.BUDGET_EXHAUSTED] = ("BudgetExhausted", situation.message)
+    rows: list[Row] = []
+    for kind in _TOLD_ONLY_WHEN_TRUE:
+        if kind in now_true:
+            rows.append((kind, ConditionStatus.TRUE, *now_true[kind]))
+        elif (before := find(facts.job.status.conditions, kind)) is not None and before.status is ConditionStatus.TRUE:
+            rows.append((kind, ConditionStatus.FALSE, "Resumed", "no longer so"))
+    return rows
+
+
+def _events(old: tuple[Condition, ...], new: tuple[Condition, ...]) -> tuple[Event, ...]:
+    """One event for each condition whose status or reason is another than before."""
+    events = []
+    for condition in new:
+        before = find(old, condition.type)
+        if before is not None and (before.status, before.reason) == (condition.status, condition.reason):
+            continue
+        if condition.status is ConditionStatus.UNKNOWN:
+            continue
+        holds = condition.status is ConditionStatus.TRUE
+        warning = (holds and condition.type in _BAD_WHEN_TRUE) or (not holds and condition.type in _BAD_WHEN_FALSE)
+        warning = warning or condition.reason == "ImagePullFailing"
+        events.append(
+            Event(warning, condition.reason, f"{condition.type.value}={condition.status.value}: {condition.message}")
+        )
+    return tuple(events)

@@ -1,0 +1,1 @@
+"""What things cost: prices, memory. Pure functions and dated data."""

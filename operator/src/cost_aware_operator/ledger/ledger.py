@@ -1,0 +1,250 @@
+"""Accrual: what each pod cost since it was last accounted, and what that time went to.
+
+The state is a value: `accrue(state, pods, progress, now)` gives the next one. Everything in it is absolute (accounted until when,
+seen how many seconds of a phase), so saving it late or computing a step twice from the same saved state loses and
+doubles nothing: an operator that was away catches up from where the last saved state ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict
+
+from cost_aware_operator.costs.prices import USD_PER_GB_BETWEEN_ZONES, Price
+from cost_aware_trainer.contract import Phase
+
+
+class Cause(StrEnum):
+    """What a pod's time went to."""
+
+    PRODUCTIVE = "productive"
+    COMMUNICATION = "communication"
+    CHECKPOINT = "checkpoint"
+    RESTART = "restart"
+    IDLE = "idle"
+
+
+CAUSE_OF_PHASE = {
+    Phase.COMPUTE: Cause.PRODUCTIVE,
+    Phase.OPTIMIZER: Cause.PRODUCTIVE,
+    Phase.EVALUATION: Cause.PRODUCTIVE,
+    Phase.COMMUNICATION: Cause.COMMUNICATION,
+    Phase.CHECKPOINT: Cause.CHECKPOINT,
+    Phase.DATA: Cause.IDLE,
+}
+
+
+@dataclass(frozen=True)
+class PodFacts:
+    """One pod as far as money is concerned.
+
+    `phase_seconds` is the mean over the pod's ranks, counted since the start of `attempt`; None where no rank answered.
+    `otherwise` is the cause of time that no phase explains: restart while ranks are being launched, else idle.
+    """
+
+    uid: str
+    index: int
+    started_at: datetime
+    ended_at: datetime | None
+    instance_type: str | None
+    zone: str | None
+    price: Price | None
+    attempt: int = 0
+    phase_seconds: Mapping[Phase, float] | None = None
+    sent_bytes: float = 0.0
+    otherwise: Cause = Cause.IDLE
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What the ranks say of their steps; all zero while none answers."""
+
+    attempt: int = 0
+    step: int = 0
+    resumed_step: int = 0
+
+
+class _State(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class PodAccount(_State):
+    """What is known of one pod's costs so far. `credit` holds seconds of phases that were reported and not yet booked."""
+
+    uid: str
+    index: int
+    instance_type: str | None
+    zone: str | None
+    hourly_usd: float | None
+    started_at: datetime
+    accounted_until: datetime
+    closed: bool = False
+    attempt: int = 0
+    seen: dict[Phase, float] = {}
+    seen_bytes: float = 0.0
+    credit: dict[Phase, float] = {}
+
+
+class LedgerState(_State):
+    """The ledger of one job: what is booked, and the accounts of pods that exist."""
+
+    usd: dict[Cause, float] = {}
+    transfer_usd: float = 0.0
+    pod_seconds: float = 0.0
+    unpriced_pod_seconds: float = 0.0
+    attempt: int = 0
+    attempt_resumed_step: int = 0
+    trained_step: int = 0
+    trained_steps: int = 0
+    accounts: tuple[PodAccount, ...] = ()
+
+    @property
+    def accrued_usd(self) -> float:
+        """The sum over all causes."""
+        return sum(self.usd.values())
+
+    def by_cause(self, cause: Cause) -> float:
+        """Dollars of one cause."""
+        return self.usd.get(cause, 0.0)
+
+
+@dataclass
+class _Book:
+    """Sums while one accrual is computed."""
+
+    usd: dict[Cause, float]
+    transfer_usd: float
+    pod_seconds: float
+    unpriced_pod_seconds: float
+    accounts: list[PodAccount] = field(default_factory=list)
+
+
+def accrue(state: LedgerState, pods: Sequence[PodFacts], progress: Progress, now: datetime) -> LedgerState:
+    """The state after booking every pod up to `now`, or up to its end.
+
+    Pods that exist in the state but not in `pods` are gone: their account ends where it was last accounted to, unless
+    the replacement of the same index shows when they ended at the latest.
+    """
+    book = _Book(dict(state.usd), state.transfer_usd, state.pod_seconds, state.unpriced_pod_seconds)
+    known = {account.uid: account for account in state.accounts}
+    for pod in pods:
+        account = known.pop(pod.uid) if pod.uid in known else _opened(pod)
+        _book_pod(book, account, pod, _crosses_zones(pod, pods), now)
+    for account in known.values():
+        _book_gone(book, account, pods)
+    _book_rework(book, state, progress)
+    restarted = progress.attempt > state.attempt
+    resumed = progress.resumed_step if restarted else state.attempt_resumed_step
+    # steps of the newest attempt are counted once, however often they are seen
+    before = 0 if restarted else max(0, state.trained_step - state.attempt_resumed_step)
+    stepped = max(0, progress.step - resumed - before) if progress.attempt >= max(state.attempt, 1) else 0
+    return LedgerState(
+        usd=book.usd,
+        transfer_usd=book.transfer_usd,
+        pod_seconds=book.pod_seconds,
+        unpriced_pod_seconds=book.unpriced_pod_seconds,
+        attempt=max(state.attempt, progress.attempt),
+        attempt_resumed_step=resumed,
+        trained_step=progress.step if restarted else max(state.trained_step, progress.step),
+        trained_steps=state.trained_steps + stepped,
+        accounts=tuple(book.accounts),
+    )
+
+
+def _opened(pod: PodFacts) -> PodAccount:
+    return PodAccount(
+        uid=pod.uid,
+        index=pod.index,
+        instance_type=pod.instance_type,
+        zone=pod.zone,
+        hourly_usd=pod.price.hourly_usd if pod.price is not None else None,
+        started_at=pod.started_at,
+        accounted_until=pod.started_at,
+    )
+
+
+def _crosses_zones(pod: PodFacts, pods: Sequence[PodFacts]) -> bool:
+    """Whether a ring's next pod lies in another zone."""
+    ring = sorted((p for p in pods if p.ended_at is None), key=lambda p: p.index)
+    following = next((p for p in ring if p.index > pod.index), ring[0] if ring else pod)
+    return pod.zone is not None and following.zone is not None and following.zone != pod.zone
+
+
+def _book_pod(book: _Book, account: PodAccount, pod: PodFacts, crosses: bool, now: datetime) -> None:
+    if account.closed:
+        book.accounts.append(account)
+        return
+    hourly_usd = pod.price.hourly_usd if pod.price is not None else account.hourly_usd
+    end = pod.ended_at or now
+    seconds = max(0.0, (end - account.accounted_until).total_seconds())
+    credit, sent = dict(account.credit), 0.0
+    if pod.phase_seconds is not None and pod.attempt >= account.attempt:
+        # a newer attempt's ranks are new processes: their counters began at zero
+        base = account.seen if pod.attempt == account.attempt else {}
+        for phase, value in pod.phase_seconds.items():
+            credit[phase] = credit.get(phase, 0.0) + max(0.0, value - base.get(phase, 0.0))
+        sent = max(0.0, pod.sent_bytes - (account.seen_bytes if pod.attempt == account.attempt else 0.0))
+        account = account.model_copy(
+            update={"attempt": pod.attempt, "seen": dict(pod.phase_seconds), "seen_bytes": pod.sent_bytes}
+        )
+    if crosses:
+        book.transfer_usd += sent / 1e9 * USD_PER_GB_BETWEEN_ZONES
+    left = _spend(book, credit, seconds, pod.otherwise, hourly_usd)
+    book.accounts.append(
+        account.model_copy(
+            update={
+                "hourly_usd": hourly_usd,
+                "accounted_until": max(end, account.accounted_until),
+                "credit": left,
+                "closed": pod.ended_at is not None,
+            }
+        )
+    )
+
+
+def _spend(
+    book: _Book, credit: dict[Phase, float], seconds: float, otherwise: Cause, hourly_usd: float | None
+) -> dict[Phase, float]:
+    """Books seconds against reported phases first; returns the credit that is left.
+
+    Ranks report a step when it ends, so credit may run ahead of the seconds or lag behind them by part of a step; what
+    runs ahead is kept for the next time.
+    """
+    book.pod_seconds += seconds
+    if hourly_usd is None:
+        book.unpriced_pod_seconds += seconds
+    usd_per_second = (hourly_usd or 0.0) / 3600.0
+    available = sum(credit.values())
+    share = min(1.0, seconds / available) if available > 0 else 0.0
+    for phase, value in credit.items():
+        cause = CAUSE_OF_PHASE[phase]
+        book.usd[cause] = book.usd.get(cause, 0.0) + value * share * usd_per_second
+    unexplained = max(0.0, seconds - available)
+    book.usd[otherwise] = book.usd.get(otherwise, 0.0) + unexplained * usd_per_second
+    return {phase: value * (1.0 - share) for phase, value in credit.items() if value * (1.0 - share) > 1e-9}
+
+
+def _book_gone(book: _Book, account: PodAccount, pods: Sequence[PodFacts]) -> None:
+    """A pod that vanished while nobody looked: it ended no later than the replacement of its index began."""
+    if account.closed:
+        return
+    later = [p.started_at for p in pods if p.index == account.index and p.started_at > account.started_at]
+    if later:
+        seconds = max(0.0, (min(later) - account.accounted_until).total_seconds())
+        _spend(book, dict(account.credit), seconds, Cause.RESTART, account.hourly_usd)
+
+
+def _book_rework(book: _Book, state: LedgerState, progress: Progress) -> None:
+    """A new attempt that resumed before the last trained step makes the dollars of the steps between a restart's."""
+    lost = state.trained_step - progress.resumed_step
+    if progress.attempt <= state.attempt or lost <= 0 or state.trained_steps <= 0:
+        return
+    share = min(1.0, lost / state.trained_steps)
+    for cause in (Cause.PRODUCTIVE, Cause.COMMUNICATION):
+        moved = book.usd.get(cause, 0.0) * share
+        book.usd[cause] = book.usd.get(cause, 0.0) - moved
+        book.usd[Cause.RESTART] = book.usd.get(Cause.RESTART, 0.0) + moved

@@ -1,0 +1,1 @@
+"""From scraped samples to throughput, efficiency and progress."""

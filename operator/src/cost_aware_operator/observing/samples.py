@@ -1,0 +1,137 @@
+"""One rank's scraped metrics as numbers, and what two scrapes of all ranks say about the time between them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from cost_aware_trainer.contract import Metric, Phase
+
+WEIGHT_MOVING = (Phase.COMPUTE, Phase.OPTIMIZER)
+"""The phases whose share of the ranks' time is the efficiency."""
+
+
+class ScrapeError(ValueError):
+    """A rank answered with something that is not its metrics."""
+
+
+@dataclass(frozen=True)
+class RankSample:
+    """One rank at one moment. Counters count since the rank's process started."""
+
+    rank: int
+    attempt: int
+    step: int = 0
+    total_steps: int = 0
+    steps: float = 0.0
+    tokens: float = 0.0
+    step_seconds: float = 0.0
+    communication_bytes: float = 0.0
+    memory_bytes: float = 0.0
+    loss: float | None = None
+    heldout_loss: float | None = None
+    checkpoint_step: int | None = None
+    resumed_step: int | None = None
+    phase_seconds: Mapping[Phase, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Scrape:
+    """All ranks that answered, at one moment (seconds of a clock that only grows)."""
+
+    at: float
+    ranks: tuple[RankSample, ...]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What happened between two scrapes of one attempt; shares are of the ranks' step time and add up to 1."""
+
+    seconds: float
+    tokens_per_second: float
+    steps_per_second: float
+    shares: Mapping[Phase, float]
+
+    @property
+    def efficiency(self) -> float:
+        """The share of step time that moves the weights."""
+        return sum(self.shares[phase] for phase in WEIGHT_MOVING)
+
+
+def parse_rank(text: str) -> RankSample:
+    """Reads one rank's exposition text.
+
+    Raises:
+        ScrapeError: not exposition text, or the series that every rank has are missing.
+    """
+    values: dict[str, float] = {}
+    phases: dict[Phase, float] = {}
+    labels: dict[str, str] = {}
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                if sample.name == Metric.PHASE_SECONDS:
+                    phases[Phase(sample.labels["phase"])] = sample.value
+                elif sample.name.startswith("catj_rank_"):
+                    values[sample.name] = sample.value
+                    labels = dict(sample.labels)
+        return RankSample(
+            rank=int(labels["rank"]),
+            attempt=int(labels["attempt"]),
+            step=int(values.get(Metric.STEP, 0)),
+            total_steps=int(values.get(Metric.TOTAL_STEPS, 0)),
+            steps=values.get(Metric.STEPS, 0.0),
+            tokens=values.get(Metric.TOKENS, 0.0),
+            step_seconds=values.get(Metric.STEP_SECONDS, 0.0),
+            communication_bytes=values.get(Metric.COMMUNICATION_BYTES, 0.0),
+            memory_bytes=values.get(Metric.MEMORY_BYTES, 0.0),
+            loss=_finite(values.get(Metric.LOSS)),
+            heldout_loss=_finite(values.get(Metric.HELDOUT_LOSS)),
+            checkpoint_step=_step(values.get(Metric.CHECKPOINT_STEP)),
+            resumed_step=_step(values.get(Metric.RESUMED_STEP)),
+            phase_seconds=phases,
+        )
+    except (KeyError, ValueError) as error:
+        raise ScrapeError(f"not a rank's metrics: {error!r}") from None
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _step(value: float | None) -> int | None:
+    return int(value) if value is not None and math.isfinite(value) and value >= 0 else None
+
+
+def observe(scrapes: Sequence[Scrape]) -> Observation | None:
+    """Speed and shares from the oldest scrape of the newest attempt to the newest one; None until steps were taken."""
+    if not scrapes or not scrapes[-1].ranks:
+        return None
+    newest = scrapes[-1]
+    attempt = max(r.attempt for r in newest.ranks)
+    ranks = {r.rank: r for r in newest.ranks if r.attempt == attempt}
+    comparable = [s for s in scrapes[:-1] if {r.rank for r in s.ranks if r.attempt == attempt} == set(ranks)]
+    if not comparable:
+        return None
+    oldest = comparable[0]
+    before = {r.rank: r for r in oldest.ranks}
+    seconds = newest.at - oldest.at
+    stepped = sum(r.step_seconds - before[i].step_seconds for i, r in ranks.items())
+    if seconds <= 0 or stepped <= 0:
+        return None
+    spent = {
+        phase: sum(r.phase_seconds.get(phase, 0.0) - before[i].phase_seconds.get(phase, 0.0) for i, r in ranks.items())
+        for phase in Phase
+    }
+    total = sum(spent.values())
+    if total <= 0:
+        return None
+    return Observation(
+        seconds=seconds,
+        tokens_per_second=sum(r.tokens - before[i].tokens for i, r in ranks.items()) / seconds,
+        steps_per_second=sum(r.steps - before[i].steps for i, r in ranks.items()) / len(ranks) / seconds,
+        shares={phase: value / total for phase, value in spent.items()},
+    )

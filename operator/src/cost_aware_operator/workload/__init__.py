@@ -1,0 +1,1 @@
+"""Kubernetes objects as pure functions of (job, plan, attempt)."""

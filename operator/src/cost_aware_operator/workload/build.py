@@ -1,0 +1,252 @@
+"""The children of a job: an Indexed Job, a headless Service and the agents' Secret."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Any
+
+from cost_aware_operator.api.job import TrainingJob
+from cost_aware_operator.api.spec import CapacityType
+from cost_aware_operator.planning.plan import Plan
+from cost_aware_operator.workload.defaults import PodDefaults
+from cost_aware_operator.workload.names import labels, owner_reference, secret_name
+from cost_aware_trainer.contract import (
+    AGENT_PORT,
+    ENV_JOB,
+    ENV_NAMESPACE,
+    METRICS_PORT,
+    RUN_FOLDER,
+    TOKEN_FILE,
+)
+
+GRACE_SECONDS = 60
+"""From SIGTERM to SIGKILL: enough for the ranks to end their step and write a checkpoint."""
+CHECKPOINT_MOUNT = "/checkpoints"
+DATA_MOUNT = "/data"
+ANNOTATION_TEMPLATE = "costaware.dev/template-hash"
+NEVER_GIVE_UP = 1_000_000
+"""The Job's own backoff limit. Whether a run is given up is the operator's decision, which knows whether it progressed."""
+
+_CAPACITY_LABELS = {
+    "karpenter.sh/capacity-type": "spot",
+    "eks.amazonaws.com/capacityType": "SPOT",
+    "cloud.google.com/gke-spot": "true",
+    "kubernetes.azure.com/scalesetpriority": "spot",
+}
+INSTANCE_TYPE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
+ZONE_LABELS = ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone")
+
+
+def is_spot(node_labels: dict[str, str]) -> bool:
+    """Whether a node's labels say that it was bought as spot capacity."""
+    return any(node_labels.get(name) == value for name, value in _CAPACITY_LABELS.items())
+
+
+def service(job: TrainingJob) -> dict[str, Any]:
+    """The headless Service that gives pods their names; it publishes them before they are ready, for rendezvous."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(job, job.key.name),
+        "spec": {
+            "clusterIP": "None",
+            "publishNotReadyAddresses": True,
+            "selector": labels(job.key.name),
+            "ports": [
+                {"name": "agent", "port": AGENT_PORT, "protocol": "TCP"},
+                {"name": "metrics", "port": METRICS_PORT, "protocol": "TCP"},
+            ],
+        },
+    }
+
+
+def secret(job: TrainingJob, token: str) -> dict[str, Any]:
+    """The agents' token, so that only the operator can give orders."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": _metadata(job, secret_name(job.key.name)),
+        "type": "Opaque",
+        "stringData": {"token": token},
+    }
+
+
+def template_hash(job: TrainingJob, plan: Plan) -> str:
+    """Changes when the pods must be made anew; an upgrade of the operator alone does not change it."""
+    parts = job.spec.model_dump(mode="json", include={"template", "nodes", "trainer", "checkpoint"})
+    text = json.dumps([parts, plan.nodes, plan.ranks_per_node], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def indexed_job(job: TrainingJob, plan: Plan, defaults: PodDefaults, *, suspend: bool) -> dict[str, Any]:
+    """One pod a node, kept at that number by the Job controller, which never runs two pods of one index."""
+    spec: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "completions": plan.nodes,
+        "parallelism": plan.nodes,
+        "backoffLimit": NEVER_GIVE_UP,
+        "podReplacementPolicy": "Failed",
+        "suspend": suspend,
+        "podFailurePolicy": {
+            "rules": [
+                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
+            ]
+        },
+        "template": _pod_template(job, plan, defaults),
+    }
+    if job.spec.active_deadline_seconds is not None:
+        spec["activeDeadlineSeconds"] = job.spec.active_deadline_seconds
+    metadata = _metadata(job, job.key.name)
+    metadata["labels"] = {**job.spec.template.labels, **metadata["labels"]}
+    metadata["annotations"] = {ANNOTATION_TEMPLATE: template_hash(job, plan)}
+    return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
+
+
+def _metadata(job: TrainingJob, name: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "namespace": job.key.namespace,
+        "labels": labels(job.key.name),
+        "ownerReferences": [owner_reference(job)],
+    }
+
+
+def _pod_template(job: TrainingJob, plan: Plan, defaults: PodDefaults) -> dict[str, Any]:
+    template = job.spec.template
+    spec: dict[str, Any] = {
+        "restartPolicy": "Never",
+        "subdomain": job.key.name,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": GRACE_SECONDS,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": 65532,
+            "runAsGroup": 65532,
+            "fsGroup": 65532,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "affinity": _affinity(job),
+        "containers": [_container(job, plan, defaults)],
+        "volumes": _by_name(defaults.volumes, template.volumes, _own_volumes(job)),
+    }
+    if template.tolerations:
+        spec["tolerations"] = list(template.tolerations)
+    if template.node_selector:
+        spec["nodeSelector"] = dict(template.node_selector)
+    if template.priority_class_name:
+        spec["priorityClassName"] = template.priority_class_name
+    if template.image_pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in template.image_pull_secrets]
+    return {
+        "metadata": {
+            "labels": {**template.labels, **labels(job.key.name)},
+            "annotations": dict(template.annotations),
+        },
+        "spec": spec,
+    }
+
+
+def _container(job: TrainingJob, plan: Plan, defaults: PodDefaults) -> dict[str, Any]:
+    template = job.spec.template
+    own_environment = (
+        {"name": ENV_JOB, "value": job.key.name},
+        {"name": ENV_NAMESPACE, "value": job.key.namespace},
+        {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+        {"name": "PYTHONUNBUFFERED", "value": "1"},
+    )
+    container: dict[str, Any] = {
+        "name": "trainer",
+        "image": template.image or defaults.image,
+        "command": ["python3", "-m", "cost_aware_trainer.agent"],
+        "ports": [{"name": "agent", "containerPort": AGENT_PORT}]
+        + [{"name": f"metrics-{r}", "containerPort": METRICS_PORT + r} for r in range(plan.ranks_per_node)],
+        "env": _by_name(defaults.env, template.env, own_environment),
+        "volumeMounts": _by_name(defaults.volume_mounts, template.volume_mounts, _own_mounts(job), key="mountPath"),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    pull_policy = template.image_pull_policy or (None if template.image else defaults.image_pull_policy)
+    if pull_policy is not None:
+        container["imagePullPolicy"] = pull_policy
+    resources = template.resources or defaults.resources
+    if resources:
+        container["resources"] = resources
+    return container
+
+
+def _own_volumes(job: TrainingJob) -> tuple[dict[str, Any], ...]:
+    volumes: list[dict[str, Any]] = [
+        {
+            "name": "catj-token",
+            "projected": {
+                "sources": [
+                    {"secret": {"name": secret_name(job.key.name), "items": [{"key": "token", "path": "token"}]}}
+                ]
+            },
+        },
+        {"name": "catj-run", "emptyDir": {}},
+        {"name": "catj-tmp", "emptyDir": {}},
+        {"name": "catj-shm", "emptyDir": {"medium": "Memory"}},
+        {"name": "catj-checkpoints", "persistentVolumeClaim": {"claimName": job.spec.checkpoint.volume}},
+    ]
+    if job.spec.trainer.config is not None:
+        claim = {"claimName": job.spec.trainer.config.data.volume, "readOnly": True}
+        volumes.append({"name": "catj-data", "persistentVolumeClaim": claim})
+    return tuple(volumes)
+
+
+def _own_mounts(job: TrainingJob) -> tuple[dict[str, Any], ...]:
+    mounts: list[dict[str, Any]] = [
+        {"name": "catj-token", "mountPath": TOKEN_FILE.rsplit("/", 1)[0], "readOnly": True},
+        {"name": "catj-run", "mountPath": RUN_FOLDER},
+        {"name": "catj-tmp", "mountPath": "/tmp"},  # noqa: S108  the pod's own, an emptyDir
+        # NCCL and torch's data loaders want more shared memory than a container's default 64 MiB
+        {"name": "catj-shm", "mountPath": "/dev/shm"},  # noqa: S108
+        {"name": "catj-checkpoints", "mountPath": CHECKPOINT_MOUNT},
+    ]
+    if job.spec.trainer.config is not None:
+        mounts.append({"name": "catj-data", "mountPath": DATA_MOUNT, "readOnly": True})
+    return tuple(mounts)
+
+
+def _affinity(job: TrainingJob) -> dict[str, Any]:
+    """One pod a node, on the instance types and capacity that the manifest allows."""
+    expressions: list[dict[str, Any]] = []
+    nodes = job.spec.nodes
+    if nodes.instance_types:
+        expressions.append({"key": INSTANCE_TYPE_LABELS[0], "operator": "In", "values": list(nodes.instance_types)})
+    terms = [expressions]
+    if nodes.capacity_type is CapacityType.SPOT:
+        terms = [[*expressions, {"key": k, "operator": "In", "values": [v]}] for k, v in _CAPACITY_LABELS.items()]
+    elif nodes.capacity_type is CapacityType.ON_DEMAND:
+        terms = [expressions + [{"key": k, "operator": "NotIn", "values": [v]} for k, v in _CAPACITY_LABELS.items()]]
+    affinity: dict[str, Any] = {
+        "podAntiAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": [
+                {"topologyKey": "kubernetes.io/hostname", "labelSelector": {"matchLabels": labels(job.key.name)}}
+            ]
+        }
+    }
+    if any(terms):
+        affinity["nodeAffinity"] = {
+            "requiredDuringSchedulingIgnoredDuringExecution": {
+                "nodeSelectorTerms": [{"matchExpressions": term} for term in terms]
+            }
+        }
+    return affinity
+
+
+def _by_name(*layers: tuple[dict[str, Any], ...], key: str = "name") -> list[dict[str, Any]]:
+    """Entries of all layers; a later layer's entry replaces an earlier one of the same name."""
+    merged: dict[Any, dict[str, Any]] = {}
+    for layer in layers:
+        for entry in layer:
+            merged[entry.get(key)] = entry
+    return list(merged.values())

@@ -1,0 +1,42 @@
+"""Names of a job's children, all derived from the job's own name."""
+
+from __future__ import annotations
+
+from cost_aware_operator.api import API_VERSION, KIND, LABEL_JOB
+from cost_aware_operator.api.job import JobKey, TrainingJob
+
+
+def record_name(job: str) -> str:
+    """The ConfigMap that holds the run plan of the newest attempt and the ledger."""
+    return f"{job}-run"
+
+
+def secret_name(job: str) -> str:
+    """The Secret with the agents' token."""
+    return f"{job}-token"
+
+
+def labels(job: str) -> dict[str, str]:
+    """On every child; the selectors of Service and watches."""
+    return {
+        LABEL_JOB: job,
+        "app.kubernetes.io/name": "cost-aware-training",
+        "app.kubernetes.io/managed-by": "cost-aware-operator",
+    }
+
+
+def owner_reference(job: TrainingJob) -> dict[str, object]:
+    """Makes the garbage collector remove a child with its job."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.key.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": False,
+    }
+
+
+def pod_host(key: JobKey, index: int) -> str:
+    """The DNS name of a pod of an Indexed Job under the headless Service of the same name."""
+    return f"{key.name}-{index}.{key.name}.{key.namespace}.svc"

@@ -1,0 +1,93 @@
+"""The order that starts an attempt, from the manifest and the plan."""
+
+from __future__ import annotations
+
+from cost_aware_operator.api.job import TrainingJob
+from cost_aware_operator.planning.plan import Plan
+from cost_aware_operator.planning.presets import shape_of
+from cost_aware_operator.workload.build import CHECKPOINT_MOUNT, DATA_MOUNT
+from cost_aware_operator.workload.names import pod_host
+from cost_aware_trainer.contract import (
+    CONTRACT_VERSION,
+    RUN_FOLDER,
+    BatchPlan,
+    CheckpointPlan,
+    DegreesPlan,
+    ModelPlan,
+    OptimizerPlan,
+    RunOrder,
+    RunPlan,
+)
+
+
+def checkpoint_folder(job: TrainingJob) -> str:
+    """A folder of the job's own, unless the manifest names one: a new job of an old name never continues its run."""
+    own = f"{job.key.namespace}-{job.key.name}-{job.uid[:8]}"
+    return f"{CHECKPOINT_MOUNT}/{job.spec.checkpoint.folder or own}"
+
+
+def run_plan(job: TrainingJob, plan: Plan) -> RunPlan | None:
+    """The bundled trainer's run plan; None for a user's own program."""
+    config, model = job.spec.trainer.config, job.spec.model
+    if config is None or model is None:
+        return None
+    shape = shape_of(model)
+    return RunPlan(
+        steps=config.steps,
+        seed=config.seed,
+        model=ModelPlan(
+            layers=shape.layers,
+            hidden=shape.hidden,
+            heads=shape.heads,
+            kv_heads=shape.kv_heads,
+            ffn=shape.ffn,
+            sequence_length=shape.sequence_length,
+            vocabulary=shape.vocabulary,
+        ),
+        degrees=DegreesPlan(data=plan.data, tensor=plan.tensor, pipeline=plan.pipeline),
+        batch=BatchPlan(global_samples=job.spec.batch.global_, micro_samples=plan.micro_batch),
+        optimizer=OptimizerPlan(
+            learning_rate=config.learning_rate,
+            minimum_learning_rate=config.minimum_learning_rate,
+            warmup_steps=config.warmup_steps,
+            weight_decay=config.weight_decay,
+            gradient_clip=config.gradient_clip,
+        ),
+        checkpoint=CheckpointPlan(
+            folder=checkpoint_folder(job),
+            interval_seconds=float(job.spec.checkpoint.interval_seconds),
+            keep=job.spec.checkpoint.keep,
+        ),
+        data_folder=f"{DATA_MOUNT}/{config.data.folder}",
+        evaluate_every_steps=config.evaluate_every_steps,
+        evaluation_samples=config.evaluation_samples,
+    )
+
+
+def run_order(job: TrainingJob, plan: Plan, attempt: int) -> RunOrder:
+    """What every agent is told."""
+    trainer = job.spec.trainer
+    if trainer.config is not None:
+        entry: tuple[str, ...] = (
+            "-m",
+            "cost_aware_trainer",
+            "--plan",
+            f"{RUN_FOLDER}/attempt-{attempt}/plan.json",
+            "--steps-log",
+            f"{checkpoint_folder(job)}/steps.jsonl",
+        )
+    elif trainer.module is not None:
+        entry = ("-m", trainer.module, *(trainer.args or ()))
+    else:
+        entry = (*(trainer.command or ()), *(trainer.args or ()))
+    return RunOrder(
+        version=CONTRACT_VERSION,
+        namespace=job.key.namespace,
+        job=job.key.name,
+        attempt=attempt,
+        nodes=plan.nodes,
+        ranks_per_node=plan.ranks_per_node,
+        rendezvous_host=pod_host(job.key, 0),
+        entry=entry,
+        plan=run_plan(job, plan),
+    )

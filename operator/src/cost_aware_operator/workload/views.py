@@ -1,0 +1,151 @@
+"""What the operator reads of Kubernetes objects, as frozen values; the documents themselves go no further than here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from cost_aware_operator.workload.build import ANNOTATION_TEMPLATE, INSTANCE_TYPE_LABELS, ZONE_LABELS, is_spot
+
+INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
+IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ErrImagePullBackOff")
+
+
+@dataclass(frozen=True)
+class PodView:
+    """A trainer pod."""
+
+    name: str
+    uid: str
+    index: int
+    ip: str | None
+    node: str | None
+    phase: str
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    deleting: bool
+    running: bool
+    problem: str = ""
+    image_problem: bool = False
+    exit_code: int | None = None
+
+    @property
+    def usable(self) -> bool:
+        """Whether its agent may be talked to and given work."""
+        return self.running and not self.deleting and self.ip is not None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether its agent ended well, after the run was complete."""
+        return self.phase == "Succeeded"
+
+
+@dataclass(frozen=True)
+class ChildJobView:
+    """The Indexed Job of a training job."""
+
+    uid: str
+    suspended: bool
+    template_hash: str
+    deleting: bool
+    complete: bool
+    failure: tuple[str, str] | None
+    started_at: datetime | None
+    created_at: datetime
+
+
+@dataclass(frozen=True)
+class NodeView:
+    """What a node's labels say of its price."""
+
+    name: str
+    instance_type: str | None
+    zone: str | None
+    spot: bool
+
+
+def _time(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text else None
+
+
+def pod_view(document: Mapping[str, Any]) -> PodView | None:
+    """A pod of an Indexed Job; None for a pod without an index, which is none of ours."""
+    metadata, status = document["metadata"], document.get("status") or {}
+    index = (metadata.get("annotations") or {}).get(INDEX_ANNOTATION)
+    if index is None:
+        return None
+    containers = status.get("containerStatuses") or []
+    state = (containers[0].get("state") or {}) if containers else {}
+    terminated, waiting = state.get("terminated") or {}, state.get("waiting") or {}
+    phase = status.get("phase", "Pending")
+    deletion = _time(metadata.get("deletionTimestamp"))
+    ended = _time(terminated.get("finishedAt"))
+    if ended is None and phase in ("Succeeded", "Failed"):
+        # evicted, or lost with its node: the container never reported its end
+        ended = deletion or _condition_time(status, "DisruptionTarget") or _condition_time(status, "Ready")
+    return PodView(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        index=int(index),
+        ip=status.get("podIP"),
+        node=(document.get("spec") or {}).get("nodeName"),
+        phase=phase,
+        created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
+        started_at=_time(status.get("startTime")),
+        ended_at=ended,
+        deleting=deletion is not None,
+        running=bool(state.get("running")),
+        problem=_problem(status, waiting, terminated),
+        image_problem=waiting.get("reason") in IMAGE_REASONS,
+        exit_code=terminated.get("exitCode"),
+    )
+
+
+def _condition_time(status: Mapping[str, Any], kind: str) -> datetime | None:
+    for condition in status.get("conditions") or []:
+        if condition["type"] == kind:
+            return _time(condition.get("lastTransitionTime"))
+    return None
+
+
+def _problem(status: Mapping[str, Any], waiting: Mapping[str, Any], terminated: Mapping[str, Any]) -> str:
+    """Why the pod does not run, in the kubelet's and the scheduler's own words."""
+    if waiting.get("reason") and waiting["reason"] not in ("ContainerCreating", "PodInitializing"):
+        return f"{waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+    if terminated.get("reason") not in (None, "Completed"):
+        return f"{terminated['reason']} (exit code {terminated.get('exitCode')})"
+    for condition in status.get("conditions") or []:
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return f"{condition.get('reason', 'Unschedulable')}: {condition.get('message', '')}".rstrip(": ")
+    return ""
+
+
+def child_job_view(document: Mapping[str, Any]) -> ChildJobView:
+    """The Indexed Job."""
+    metadata, status = document["metadata"], document.get("status") or {}
+    conditions = {c["type"]: c for c in status.get("conditions") or [] if c["status"] == "True"}
+    failed = conditions.get("Failed")
+    return ChildJobView(
+        uid=metadata["uid"],
+        suspended=bool(document["spec"].get("suspend")),
+        template_hash=(metadata.get("annotations") or {}).get(ANNOTATION_TEMPLATE, ""),
+        deleting=metadata.get("deletionTimestamp") is not None,
+        complete="Complete" in conditions,
+        failure=(failed.get("reason", "JobFailed"), failed.get("message", "")) if failed else None,
+        started_at=_time(status.get("startTime")),
+        created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
+    )
+
+
+def node_view(document: Mapping[str, Any]) -> NodeView:
+    """A node."""
+    labels = document["metadata"].get("labels") or {}
+    return NodeView(
+        name=document["metadata"]["name"],
+        instance_type=next((labels[name] for name in INSTANCE_TYPE_LABELS if labels.get(name)), None),
+        zone=next((labels[name] for name in ZONE_LABELS if labels.get(name)), None),
+        spot=is_spot(labels),
+    )
