@@ -23,7 +23,9 @@ AGENT_PORT = 9300
 METRICS_PORT = 9400
 """Local rank r serves Prometheus metrics at `METRICS_PORT + r`, path `/metrics`."""
 RENDEZVOUS_PORT = 29400
-"""torchrun's c10d rendezvous, in the pod of index 0."""
+"""The first port of torchrun's rendezvous, in the pod of index 0; see `rendezvous_port`."""
+RENDEZVOUS_PORTS = 100
+"""How many ports the rendezvous of successive attempts cycle through."""
 MAX_MESSAGE_BYTES = 256 * 1024
 """No side reads a larger body."""
 
@@ -38,12 +40,24 @@ ENV_POD_INDEX = "JOB_COMPLETION_INDEX"
 ENV_ATTEMPT = "CATJ_ATTEMPT"
 ENV_CONTROL_FILE = "CATJ_CONTROL_FILE"
 ENV_RESULT_FILE = "CATJ_RESULT_FILE"
+ENV_PLAN_FILE = "CATJ_PLAN_FILE"
+ENV_METRICS_PORT = "CATJ_METRICS_PORT"
 """Set by the agent for the ranks it starts; a rank started by hand has none of them and does without."""
 
 EXIT_STOPPED = 143
-"""The agent was told to end (SIGTERM) before the run was complete. Never 0: an Indexed Job would count the index done."""
+"""The agent was told to end (SIGTERM) before the run was complete. Never 0: an Indexed Job
+would count the index done."""
 EXIT_INVALID = 64
 """The run plan can never work (BSD's EX_USAGE). Retrying is pointless, so nobody does."""
+
+
+def rendezvous_port(attempt: int) -> int:
+    """The rendezvous port of an attempt.
+
+    Each attempt has its own, so that a pod that is early cannot join the store of the attempt that is being
+    killed, and a port that is still closing cannot fail the next attempt.
+    """
+    return RENDEZVOUS_PORT + attempt % RENDEZVOUS_PORTS
 
 
 class Phase(StrEnum):
@@ -267,8 +281,8 @@ class RunOrder(Message):
 class Release(Message):
     """The operator lets a pod go: the attempt, and whether the run as a whole is complete.
 
-    With `complete` the agent exits 0, whatever it was doing; it is how a pod that was replaced after the last step learns that
-    nothing is left to do.
+    With `complete` the agent exits 0, whatever it was doing; it is how a pod that was replaced after the last step
+    learns that nothing is left to do.
     """
 
     attempt: int

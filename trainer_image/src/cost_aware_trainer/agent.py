@@ -1,0 +1,171 @@
+"""A pod's first process: takes orders over HTTP, runs torchrun once per attempt, and stops it gracefully.
+
+    python -m cost_aware_trainer.agent [--port N] [--run-folder DIR] [--token-file FILE] ...
+
+`GET /livez` and `GET /status` are open; `POST /order` and `POST /release` need the job's token. Standard library only,
+so that the pod answers within a fraction of a second of its start.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hmac
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from cost_aware_trainer.contract import (
+    AGENT_PORT,
+    ENV_METRICS_PORT,
+    ENV_POD_INDEX,
+    MAX_MESSAGE_BYTES,
+    RUN_FOLDER,
+    TOKEN_FILE,
+    ContractError,
+    Release,
+    RunOrder,
+)
+from cost_aware_trainer.processes import adopt_orphans
+from cost_aware_trainer.supervisor import AgentSettings, Answer, Supervisor
+
+logger = logging.getLogger("cost_aware_trainer.agent")
+
+REQUEST_TIMEOUT_SECONDS = 10
+
+
+class Server(ThreadingHTTPServer):
+    """The agent's HTTP server; requests are short, so their threads need no bound of their own."""
+
+    daemon_threads = True
+    request_queue_size = 64
+
+    def __init__(self, port: int, supervisor: Supervisor, token_file: Path) -> None:
+        self.supervisor, self.token_file = supervisor, token_file
+        super().__init__(("", port), Handler)
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: Server
+    timeout = REQUEST_TIMEOUT_SECONDS
+    server_version = "catj-agent"
+    sys_version = ""
+
+    def do_GET(self) -> None:
+        """Answers probes and status."""
+        if self.path == "/livez":
+            self._answer(HTTPStatus.OK, "ok\n", "text/plain")
+        elif self.path == "/status":
+            self._answer(HTTPStatus.OK, self.server.supervisor.status().to_json(), "application/json")
+        else:
+            self._say(HTTPStatus.NOT_FOUND, "there are GET /livez, GET /status, POST /order and POST /release")
+
+    def do_POST(self) -> None:
+        """Takes an order or a release."""
+        # Whoever is refused leaves an unread body behind, so the connection ends with the answer.
+        self.close_connection = True
+        if self.path not in ("/order", "/release"):
+            self._say(HTTPStatus.NOT_FOUND, "there are GET /livez, GET /status, POST /order and POST /release")
+        elif not self._is_authorised():
+            self._say(HTTPStatus.UNAUTHORIZED, "needs `Authorization: Bearer` with the job's token")
+        else:
+            self._take_message()
+
+    def _take_message(self) -> None:
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal():
+            self._say(HTTPStatus.BAD_REQUEST, "needs a Content-Length")
+        elif int(length) > MAX_MESSAGE_BYTES:
+            self._say(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MAX_MESSAGE_BYTES} bytes")
+        else:
+            try:
+                answer = self._obey(self.rfile.read(int(length)))
+            except ContractError as error:
+                answer = Answer(HTTPStatus.BAD_REQUEST, str(error))
+            self._say(answer.status, answer.text)
+
+    def _obey(self, body: bytes) -> Answer:
+        supervisor = self.server.supervisor
+        if self.path == "/order":
+            return supervisor.order(RunOrder.from_json(body))
+        return supervisor.release(Release.from_json(body))
+
+    def _is_authorised(self) -> bool:
+        """Compares the bearer token with the mounted one, read anew so that it can be rotated; no token, no entry."""
+        try:
+            expected = self.server.token_file.read_text().strip()
+        except OSError as error:
+            logger.error("token file %s: %s: every order is refused", self.server.token_file, error.strerror)
+            return False
+        scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+        is_equal = hmac.compare_digest(token.strip().encode(), expected.encode())
+        return scheme.lower() == "bearer" and bool(expected) and is_equal
+
+    def _say(self, status: HTTPStatus, text: str) -> None:
+        self._answer(status, text + "\n", "text/plain; charset=utf-8")
+
+    def _answer(self, status: HTTPStatus, text: str, kind: str) -> None:
+        content = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
+        """Probes and scrapes are not news; refusals are."""
+        if self.command == "POST":
+            logger.info("%s %s", self.address_string(), format % args)
+
+
+def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cost_aware_trainer.agent", description="The agent of a training pod."
+    )
+    parser.add_argument("--port", type=int, default=AGENT_PORT, help="HTTP port; 0 takes any free one")
+    parser.add_argument("--run-folder", type=Path, default=Path(RUN_FOLDER), help="writable folder for attempts")
+    parser.add_argument("--token-file", type=Path, default=Path(TOKEN_FILE), help="the job's token")
+    parser.add_argument("--grace-seconds", type=float, default=45.0, help="for the last checkpoint after SIGTERM")
+    parser.add_argument("--linger-seconds", type=float, default=120.0, help="after completion, for a release")
+    parser.add_argument("--rendezvous-port", type=int, help="one port for all attempts (tests on one host)")
+    parser.add_argument("--metrics-port", type=int, help="first metrics port (tests on one host)")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serves until the pod may end; 0 only if the run is complete, so that an Indexed Job counts the index done."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    options = parse_arguments(arguments)
+    environment = dict(os.environ)
+    if options.metrics_port:
+        environment[ENV_METRICS_PORT] = str(options.metrics_port)
+    settings = AgentSettings(
+        pod=environment.get("HOSTNAME") or socket.gethostname(),
+        index=int(environment.get(ENV_POD_INDEX, "0")),
+        run_folder=options.run_folder,
+        grace_seconds=options.grace_seconds,
+        linger_seconds=options.linger_seconds,
+        rendezvous_port=options.rendezvous_port,
+    )
+    supervisor = Supervisor(settings, environment)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: supervisor.terminate())
+    adopt_orphans()
+    server = Server(options.port, supervisor, options.token_file)
+    threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
+    logger.info("pod %s of index %d listens on port %d", settings.pod, settings.index, server.server_port)
+    exit_code = supervisor.run()
+    logger.info("exiting with %d", exit_code)
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

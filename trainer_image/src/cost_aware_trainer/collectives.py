@@ -1,0 +1,136 @@
+"""The ranks' process groups, and the few small collectives by which they stay of one mind."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT = timedelta(seconds=60)
+"""A collective that takes longer has lost a peer; torch's own 30 minutes would be paid for by every other rank."""
+
+_LIMBS = 4
+_LIMB_BITS = 16
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This rank's place in the run, and its two process groups.
+
+    `background` is gloo and used only by asynchronous checkpoints: collectives of two threads on one group would
+    interleave differently on different ranks.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    background: dist.ProcessGroup | None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which decides and writes for all."""
+        return self.rank == 0
+
+    def synchronise(self) -> None:
+        """Waits until the device has done what was asked of it; nothing to wait for on a CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Element-wise sums over all ranks, in float64."""
+        if self.size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        sums: list[float] = tensor.tolist()
+        return sums
+
+    def broadcast_json(self, document: Any) -> Any:
+        """Rank 0's document on every rank: JSON in a byte tensor, so that nothing is unpickled."""
+        if self.size == 1:
+            return document
+        content = json.dumps(document).encode() if self.is_first else b""
+        length = torch.tensor([len(content)], dtype=torch.int64, device=self.device)
+        dist.broadcast(length, src=0)
+        buffer = torch.zeros(int(length.item()), dtype=torch.uint8, device=self.device)
+        if self.is_first:
+            buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        dist.broadcast(buffer, src=0)
+        return json.loads(bytes(buffer.cpu().numpy()))
+
+    def first_problem(self, problem: str) -> str:
+        """The problem of the lowest rank that has one, on every rank; empty if none has."""
+        if self.size == 1:
+            return problem
+        texts = [torch.zeros(1024, dtype=torch.uint8, device=self.device) for _ in range(self.size)]
+        mine = problem.encode()[:1024].ljust(1024, b"\0")
+        dist.all_gather(texts, torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device))
+        problems = [bytes(text.cpu().numpy()).rstrip(b"\0").decode(errors="replace") for text in texts]
+        return next((text for text in problems if text), "")
+
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+        if self.size > 1:
+            dist.barrier()
+
+
+def connect() -> Ranks:
+    """Joins the run that torchrun's environment describes: nccl where CUDA is available, gloo otherwise."""
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    has_cuda = torch.cuda.is_available()
+    device = torch.device("cuda", local_rank) if has_cuda else torch.device("cpu")
+    if has_cuda:
+        torch.cuda.set_device(device)
+    if size == 1:
+        return Ranks(rank, size, local_rank, device, None)
+    dist.init_process_group("nccl" if has_cuda else "gloo", timeout=TIMEOUT)
+    background = dist.new_group(backend="gloo", timeout=TIMEOUT)
+    assert isinstance(background, dist.ProcessGroup)  # noqa: S101  every rank is a member
+    return Ranks(rank, size, local_rank, device, background)
+
+
+def disconnect() -> None:
+    """Leaves the run, if it was joined."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class StepVote:
+    """What a rank brings to the one small all-reduce of a step."""
+
+    loss_sum: float
+    checksum: int
+    wants_stop: bool = False
+    wants_checkpoint: bool = False
+    save_failed: bool = False
+
+
+def combine(ranks: Ranks, vote: StepVote) -> StepVote:
+    """Sums losses and checksums (modulo 2^64) and takes the "or" of all flags, in one all-reduce of eight float64.
+
+    A checksum travels as four limbs of 16 bits, whose sums float64 holds exactly for up to 2^37 ranks.
+    """
+    limbs = [float((vote.checksum >> (_LIMB_BITS * i)) & 0xFFFF) for i in range(_LIMBS)]
+    flags = [float(vote.wants_stop), float(vote.wants_checkpoint), float(vote.save_failed)]
+    loss_sum, *rest = ranks.sum([vote.loss_sum, *flags, *limbs])
+    stop, checkpoint, failed, *summed_limbs = rest
+    checksum = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(summed_limbs)) & ((1 << 64) - 1)
+    return StepVote(loss_sum, checksum, stop > 0, checkpoint > 0, failed > 0)
+
+
+def combine_bytes(ranks: Ranks) -> float:
+    """Bytes that `combine` sends per rank in a ring."""
+    return ring_bytes((1 + 3 + _LIMBS) * 8, ranks.size)
+
+
+def ring_bytes(payload_bytes: float, ranks: int) -> float:
+    """Bytes that each rank sends in a ring all-reduce: 2 (n-1) / n × payload."""
+    return 2 * (ranks - 1) / ranks * payload_bytes

@@ -1,0 +1,108 @@
+"""Every rank's Prometheus metrics, under the names and labels of the contract."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+import sys
+
+import torch
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+from cost_aware_trainer.contract import (
+    ENV_ATTEMPT,
+    ENV_JOB,
+    ENV_METRICS_PORT,
+    ENV_NAMESPACE,
+    METRIC_LABELS,
+    METRICS_PORT,
+    Metric,
+    Phase,
+)
+from cost_aware_trainer.phases import Lap
+
+logger = logging.getLogger(__name__)
+
+HELP = {
+    Metric.STEP: "Last completed optimizer step.",
+    Metric.TOTAL_STEPS: "Steps of the whole run.",
+    Metric.STEPS: "Optimizer steps completed by this process.",
+    Metric.TOKENS: "Tokens trained by this rank.",
+    Metric.SAMPLES: "Samples trained by this rank.",
+    Metric.LOSS: "Mean training loss of the last global batch, nats per token.",
+    Metric.HELDOUT_LOSS: "Mean loss of the last held-out evaluation, nats per token.",
+    Metric.GRADIENT_NORM: "Norm of the last gradient before clipping.",
+    Metric.LEARNING_RATE: "Learning rate of the last step.",
+    Metric.PHASE_SECONDS: "Wall time of steps by phase, seconds.",
+    Metric.STEP_SECONDS: "Wall time of steps, seconds.",
+    Metric.COMMUNICATION_BYTES: "Bytes sent by this rank in training collectives.",
+    Metric.MEMORY_BYTES: "Peak memory: allocated on the CUDA device, or resident on a CPU.",
+    Metric.CHECKPOINT_STEP: "Step of the newest finished checkpoint.",
+    Metric.RESUMED_STEP: "Step that this attempt resumed from; 0 for a fresh start.",
+}
+_COUNTERS = frozenset(metric for metric in Metric if metric.endswith("_total"))
+
+
+class RankMetrics:
+    """A rank's series in a registry of its own, so that several can live in one process."""
+
+    def __init__(self, rank: int) -> None:
+        self.registry = CollectorRegistry()
+        values = (
+            os.environ.get(ENV_NAMESPACE, ""),
+            os.environ.get(ENV_JOB, ""),
+            os.environ.get(ENV_ATTEMPT, "0"),
+            str(rank),
+        )
+        self._labels = dict(zip(METRIC_LABELS, values, strict=True))
+        self._counters: dict[Metric, Counter] = {}
+        self._gauges: dict[Metric, Gauge] = {}
+        for metric in Metric:
+            labels = (*METRIC_LABELS, "phase") if metric is Metric.PHASE_SECONDS else METRIC_LABELS
+            if metric in _COUNTERS:
+                # prometheus_client appends `_total` itself.
+                name = metric.removesuffix("_total")
+                self._counters[metric] = Counter(name, HELP[metric], labels, registry=self.registry)
+            else:
+                self._gauges[metric] = Gauge(metric, HELP[metric], labels, registry=self.registry)
+        for phase in Phase:
+            self._counters[Metric.PHASE_SECONDS].labels(**self._labels, phase=phase.value)
+
+    def set(self, metric: Metric, value: float) -> None:
+        """Sets a gauge."""
+        self._gauges[metric].labels(**self._labels).set(value)
+
+    def add(self, metric: Metric, amount: float) -> None:
+        """Adds to a counter."""
+        self._counters[metric].labels(**self._labels).inc(amount)
+
+    def add_lap(self, lap: Lap) -> None:
+        """Adds one step's wall time, in whole and by phase."""
+        self.add(Metric.STEP_SECONDS, lap.step_seconds)
+        for phase, seconds in lap.phase_seconds.items():
+            self._counters[Metric.PHASE_SECONDS].labels(**self._labels, phase=phase.value).inc(seconds)
+
+    def serve(self, local_rank: int) -> bool:
+        """Serves the registry on this rank's port; False, loudly, if the port is taken: training goes on unobserved."""
+        port = int(os.environ.get(ENV_METRICS_PORT, METRICS_PORT)) + local_rank
+        try:
+            start_http_server(port, registry=self.registry)
+        except OSError as error:
+            logger.error(
+                "METRICS NOT SERVED on port %d: %s. Training goes on unobserved; free the port or set %s",
+                port,
+                error,
+                ENV_METRICS_PORT,
+            )
+            return False
+        return True
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Peak memory of this process: CUDA's allocator where there is one, the resident set otherwise."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    # Linux counts kibibytes, macOS bytes.
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit_bytes

@@ -1,0 +1,136 @@
+"""torchrun as a child that can be killed with all of its ranks, whatever sessions they moved to.
+
+torchrun gives every rank a session of its own, so killing torchrun's process group would leave ranks behind, holding
+ports, memory and half-written files. The agent makes itself the adoptive parent of orphans (as pid 1 already is) and kills by
+descent instead. Linux only; the standard library only.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_PR_SET_CHILD_SUBREAPER = 36
+_TAIL_LINES = 200
+_MESSAGE_LINES = 15
+_MESSAGE_CHARACTERS = 4000
+_KILL_PATIENCE_SECONDS = 10.0
+_TORCHRUN_VERDICT = re.compile(r"elastic/multiprocessing/api\.py.*failed \(exitcode: (-?\d+)\)")
+
+
+def adopt_orphans() -> None:
+    """Makes orphaned descendants children of this process instead of pid 1's.
+
+    Raises:
+        OSError: the kernel refuses, which Linux since 3.4 does not.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER) failed")
+
+
+def descendants(pid: int) -> list[int]:
+    """All living descendants of a process, parents before children."""
+    children: dict[int, list[int]] = collections.defaultdict(list)
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            parent, state = _parent_and_state(int(entry))
+            if state != "Z":
+                children[parent].append(int(entry))
+    found, queue = [], collections.deque(children[pid])
+    while queue:
+        child = queue.popleft()
+        found.append(child)
+        queue.extend(children[child])
+    return found
+
+
+def _parent_and_state(pid: int) -> tuple[int, str]:
+    """A process's parent and state letter; (-1, "Z") if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return -1, "Z"
+    # The name in parentheses may hold anything, so count from its end.
+    state, parent = stat.rpartition(")")[2].split()[:2]
+    return int(parent), state
+
+
+class Torchrun:
+    """One running torchrun, with the tail of what it and its ranks wrote to stderr."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self._process = subprocess.Popen(  # noqa: S603  the operator's order, authenticated by its token
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+            text=True,
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._pass_on, name="stderr", daemon=True)
+        self._reader.start()
+
+    def _pass_on(self) -> None:
+        """Copies the ranks' stderr to ours, keeping the last lines for a message."""
+        assert self._process.stderr is not None  # noqa: S101  it was asked for
+        for line in self._process.stderr:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+            self._tail.append(line.rstrip())
+
+    def exit_code(self) -> int | None:
+        """The exit code, or None while torchrun runs."""
+        code = self._process.poll()
+        if code is not None:
+            self._reader.join(timeout=1.0)
+        return code
+
+    def kill(self) -> None:
+        """Kills torchrun and every descendant of this agent at once, and waits until they are gone.
+
+        Raises:
+            RuntimeError: some are still there after ten seconds; only an uninterruptible wait in the kernel explains it.
+        """
+        deadline_seconds = time.monotonic() + _KILL_PATIENCE_SECONDS
+        while remaining := descendants(os.getpid()):
+            for pid in remaining:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            self._process.poll()
+            self._reap(remaining)
+            if time.monotonic() > deadline_seconds:
+                raise RuntimeError(f"processes {remaining} cannot be killed")
+            time.sleep(0.01)
+        self._process.wait()
+        self._reap([])
+        self._reader.join(timeout=1.0)
+
+    def _reap(self, killed: Sequence[int]) -> None:
+        """Takes the exit codes of adopted orphans; torchrun's own stays with its Popen."""
+        for pid in killed:
+            if pid != self._process.pid:
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(pid, os.WNOHANG)
+
+    def last_error(self) -> str:
+        """The last lines that the ranks wrote before torchrun's own summary, and torchrun's verdict; bounded."""
+        lines = list(self._tail)
+        verdict = next((i for i, line in enumerate(lines) if _TORCHRUN_VERDICT.search(line)), None)
+        if verdict is not None:
+            found = _TORCHRUN_VERDICT.search(lines[verdict])
+            ending = f"a rank exited with {found.group(1) if found else 'an error'}"
+            lines = [*[line for line in lines[:verdict] if line.strip()][-_MESSAGE_LINES:], ending]
+        return "\n".join(lines[-_MESSAGE_LINES - 1 :])[-_MESSAGE_CHARACTERS:]

@@ -1,0 +1,297 @@
+"""The agent's states: which attempt it knows, what torchrun does about it, and when the pod may end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+
+from cost_aware_trainer.contract import (
+    CONTRACT_VERSION,
+    ENV_ATTEMPT,
+    ENV_CONTROL_FILE,
+    ENV_JOB,
+    ENV_NAMESPACE,
+    ENV_PLAN_FILE,
+    ENV_RESULT_FILE,
+    EXIT_INVALID,
+    EXIT_STOPPED,
+    AgentPhase,
+    AgentStatus,
+    ContractError,
+    Control,
+    Release,
+    RunOrder,
+    RunResult,
+    rendezvous_port,
+)
+from cost_aware_trainer.processes import Torchrun
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.05
+_RENDEZVOUS_TIMEOUT_SECONDS = 180
+_SHUTDOWN_TIMEOUT_SECONDS = 5
+"""How long torchrun lets the peers of a failed rank live; they can do nothing useful in that time."""
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """What the command line and the pod say about an agent."""
+
+    pod: str
+    index: int
+    run_folder: Path
+    grace_seconds: float
+    linger_seconds: float
+    rendezvous_port: int | None = None
+    """For tests on one host; otherwise each attempt has its own port."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the agent answers to a message."""
+
+    status: HTTPStatus
+    text: str
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Writes a small file so that no reader ever sees a part of it."""
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(text)
+    partial.replace(path)
+
+
+def torchrun_command(order: RunOrder, index: int, port: int) -> list[str]:
+    """The command that runs an order on the node of this index.
+
+    The static rendezvous is used because it alone makes the node's rank the pod's index (c10d numbers nodes by arrival
+    and address), so that rank 0 lives in pod 0, where its metrics and results are looked for.
+    """
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        f"--nnodes={order.nodes}",
+        f"--nproc-per-node={order.ranks_per_node}",
+        f"--node-rank={index}",
+        "--rdzv-backend=static",
+        f"--master-addr={order.rendezvous_host}",
+        f"--master-port={port}",
+        f"--rdzv-id={order.job}-{order.attempt}",
+        f"--rdzv-conf=timeout={_RENDEZVOUS_TIMEOUT_SECONDS}",
+        f"--shutdown-timeout={_SHUTDOWN_TIMEOUT_SECONDS}",
+        "--max-restarts=0",
+        *order.entry,
+    ]
+
+
+class Supervisor:
+    """Runs at most one torchrun, always for the newest attempt it was told of.
+
+    Messages arrive on HTTP threads and only change fields under the lock; `run`, on the main thread, does the rest.
+    """
+
+    def __init__(self, settings: AgentSettings, environment: Mapping[str, str] = os.environ) -> None:
+        self._settings, self._environment = settings, environment
+        self._lock = threading.Lock()
+        self._status = AgentStatus(
+            version=CONTRACT_VERSION, pod=settings.pod, index=settings.index, attempt=0, phase=AgentPhase.WAITING
+        )
+        self._order: RunOrder | None = None
+        self._is_new = False
+        self._is_released = False
+        self._is_terminating = False
+        self._torchrun: Torchrun | None = None
+        self._stop_deadline_seconds: float | None = None
+        self._completed_at_seconds = 0.0
+
+    def status(self) -> AgentStatus:
+        """The status as it stands."""
+        with self._lock:
+            return self._status
+
+    def terminate(self) -> None:
+        """Asks for a graceful end; safe in a signal handler, for it only sets a flag."""
+        self._is_terminating = True
+
+    def order(self, order: RunOrder) -> Answer:
+        """Takes an order: 202 for a newer attempt, 200 for the known one, 409 for an older one.
+
+        Raises:
+            ContractError: the order is not for this agent.
+        """
+        self._check(order)
+        with self._lock:
+            known = self._status.attempt
+            if order.attempt < known:
+                return Answer(
+                    HTTPStatus.CONFLICT, f"attempt {order.attempt} is older than {known}, which this agent knows"
+                )
+            if order.attempt == known:
+                return Answer(HTTPStatus.OK, f"attempt {known} is known")
+            if self._is_terminating:
+                return Answer(HTTPStatus.SERVICE_UNAVAILABLE, "this pod is terminating")
+            self._order, self._is_new = order, True
+            self._set(attempt=order.attempt, phase=AgentPhase.RUNNING)
+        return Answer(HTTPStatus.ACCEPTED, f"attempt {order.attempt} starts")
+
+    def _check(self, order: RunOrder) -> None:
+        if order.version != CONTRACT_VERSION:
+            raise ContractError(f"RunOrder.version: {order.version}, this agent speaks {CONTRACT_VERSION}")
+        for name, variable in (("job", ENV_JOB), ("namespace", ENV_NAMESPACE)):
+            mine = self._environment.get(variable, getattr(order, name))
+            if getattr(order, name) != mine:
+                raise ContractError(f"RunOrder.{name}: {getattr(order, name)!r}, this pod belongs to {mine!r}")
+        if not 0 <= self._settings.index < order.nodes:
+            raise ContractError(
+                f"RunOrder.nodes: {order.nodes}, which leaves out this pod of index {self._settings.index}"
+            )
+        if order.attempt < 1 or order.ranks_per_node < 1 or not order.entry:
+            raise ContractError(
+                "RunOrder: attempt and ranks_per_node must be at least 1, and entry must name what to run"
+            )
+
+    def release(self, release: Release) -> Answer:
+        """Lets the pod go: at once if the run is complete, otherwise as SIGTERM would. 409 for an older attempt."""
+        with self._lock:
+            if release.attempt < self._status.attempt:
+                return Answer(HTTPStatus.CONFLICT, f"attempt {release.attempt} is older than {self._status.attempt}")
+            if release.complete or self._status.phase is AgentPhase.COMPLETED:
+                self._is_released = True
+            else:
+                self._is_terminating = True
+        return Answer(HTTPStatus.ACCEPTED, "released")
+
+    def run(self) -> int:
+        """Serves orders until the pod may end; returns the agent's exit code."""
+        while True:
+            if self._is_released:
+                self._kill()
+                return 0
+            self._start_new_order()
+            self._note_end()
+            exit_code = self._terminated() if self._is_terminating else self._lingered()
+            if exit_code is not None:
+                self._kill()
+                return exit_code
+            time.sleep(_POLL_SECONDS)
+
+    def _start_new_order(self) -> None:
+        with self._lock:
+            order, is_new, self._is_new = self._order, self._is_new, False
+        if order is None or not is_new:
+            return
+        # The old attempt's peers are gone or will be: what it still computes is lost already.
+        self._kill()
+        self._stop_deadline_seconds = None
+        folder = self._attempt_folder(order)
+        environment = self._write_attempt(order, folder)
+        port = self._settings.rendezvous_port or rendezvous_port(order.attempt)
+        logger.info("attempt %d: starting %d ranks of %d nodes", order.attempt, order.ranks_per_node, order.nodes)
+        self._torchrun = Torchrun(torchrun_command(order, self._settings.index, port), environment)
+
+    def _attempt_folder(self, order: RunOrder) -> Path:
+        return self._settings.run_folder / f"attempt-{order.attempt}"
+
+    def _write_attempt(self, order: RunOrder, folder: Path) -> dict[str, str]:
+        """Writes the attempt's files; returns the environment that tells the ranks of them."""
+        # A container that was restarted finds its predecessor's files, and must not take an old result for a new one.
+        shutil.rmtree(folder, ignore_errors=True)
+        (folder / "tmp").mkdir(parents=True)
+        write_atomically(folder / "control.json", Control(attempt=order.attempt, stop=False).to_json())
+        environment = {
+            # torchrun needs a writable temporary folder; the root file system may be read-only.
+            "TMPDIR": str(folder / "tmp"),
+            "OMP_NUM_THREADS": "1",
+            **self._environment,
+            ENV_JOB: order.job,
+            ENV_NAMESPACE: order.namespace,
+            ENV_ATTEMPT: str(order.attempt),
+            ENV_CONTROL_FILE: str(folder / "control.json"),
+            ENV_RESULT_FILE: str(folder / "result.json"),
+        }
+        if order.plan is not None:
+            write_atomically(folder / "plan.json", order.plan.to_json())
+            environment[ENV_PLAN_FILE] = str(folder / "plan.json")
+        return environment
+
+    def _note_end(self) -> None:
+        """Turns the end of torchrun into a phase."""
+        if self._torchrun is None or self._order is None:
+            return
+        code = self._torchrun.exit_code()
+        if code is None:
+            return
+        ended, self._torchrun = self._torchrun, None
+        # A torchrun that was killed from outside leaves ranks behind.
+        ended.kill()
+        phase, message, result = self._verdict(code, ended)
+        logger.info("attempt %d: %s %s", self._order.attempt, phase, message)
+        with self._lock:
+            if not self._is_new:
+                self._set(attempt=self._order.attempt, phase=phase, message=message, result=result)
+        if phase is AgentPhase.COMPLETED:
+            self._completed_at_seconds = time.monotonic()
+
+    def _verdict(self, code: int, ended: Torchrun) -> tuple[AgentPhase, str, RunResult | None]:
+        """What an exit code and the ranks' result, if they left one, amount to."""
+        assert self._order is not None  # noqa: S101  torchrun ran for one
+        path = self._attempt_folder(self._order) / "result.json"
+        try:
+            result = RunResult.from_json(path.read_bytes()) if path.exists() else None
+        except (ContractError, OSError) as error:
+            return AgentPhase.FAILED, f"{path.name}: {error}", None
+        if code == EXIT_INVALID or (result and result.outcome is AgentPhase.INVALID):
+            return AgentPhase.INVALID, result.message if result else ended.last_error(), result
+        if code == 0 and (result is None or result.outcome in (AgentPhase.COMPLETED, AgentPhase.CHECKPOINTED)):
+            return (result.outcome, result.message, result) if result else (AgentPhase.COMPLETED, "", None)
+        if result and result.outcome is AgentPhase.FAILED:
+            return AgentPhase.FAILED, result.message, result
+        return AgentPhase.FAILED, ended.last_error() or f"torchrun exited with {code}", None
+
+    def _terminated(self) -> int | None:
+        """After SIGTERM: lets the ranks checkpoint until the deadline; the exit code once there is nothing to wait for."""
+        if self._torchrun is not None and self._order is not None:
+            now_seconds = time.monotonic()
+            if self._stop_deadline_seconds is None:
+                self._stop_deadline_seconds = now_seconds + self._settings.grace_seconds
+                control = Control(attempt=self._order.attempt, stop=True)
+                write_atomically(self._attempt_folder(self._order) / "control.json", control.to_json())
+                logger.info("asked the ranks to checkpoint within %.0f s", self._settings.grace_seconds)
+            if now_seconds < self._stop_deadline_seconds:
+                return None
+            logger.error("the ranks did not stop within %.0f s: killing them", self._settings.grace_seconds)
+        return 0 if self.status().phase is AgentPhase.COMPLETED else EXIT_STOPPED
+
+    def _lingered(self) -> int | None:
+        """0 once a completed run was not released for so long that nobody will."""
+        if self.status().phase is not AgentPhase.COMPLETED:
+            return None
+        waited_seconds = time.monotonic() - self._completed_at_seconds
+        return 0 if waited_seconds > self._settings.linger_seconds else None
+
+    def _kill(self) -> None:
+        if self._torchrun is not None:
+            self._torchrun.kill()
+            self._torchrun = None
+
+    def _set(self, *, attempt: int, phase: AgentPhase, message: str = "", result: RunResult | None = None) -> None:
+        """Replaces the status; under the lock."""
+        self._status = AgentStatus(
+            version=CONTRACT_VERSION,
+            pod=self._settings.pod,
+            index=self._settings.index,
+            attempt=attempt,
+            phase=phase,
+            message=message,
+            result=result,
+        )

@@ -1,0 +1,271 @@
+"""One rank of a training run: from a plan to a result, step by step.
+
+Started by torchrun, under the agent or by hand:
+
+    python -m torch.distributed.run --nproc-per-node=N -m cost_aware_trainer --plan PLAN.json --steps-log LOG.jsonl
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from cost_aware_trainer.checkpoint import Checkpointer, CheckpointError, Progress
+from cost_aware_trainer.collectives import Ranks, StepVote, combine, combine_bytes
+from cost_aware_trainer.contract import AgentPhase, Metric, Phase, RunPlan, RunResult
+from cost_aware_trainer.data import Corpus, DataError
+from cost_aware_trainer.evaluation import heldout_loss
+from cost_aware_trainer.manifests import RunFacts
+from cost_aware_trainer.metrics import RankMetrics, peak_memory_bytes
+from cost_aware_trainer.models.decoder import Decoder, initialise, summed_loss
+from cost_aware_trainer.optimizer import build_optimizer, learning_rate, set_learning_rate
+from cost_aware_trainer.phases import PhaseClock
+from cost_aware_trainer.replica import Replica
+from cost_aware_trainer.results import StepsLog, Surroundings
+from cost_aware_trainer.samples import SampleOrder, Shard, add_checksums, checksum, checksum_text
+from cost_aware_trainer.validation import InvalidRunError
+
+logger = logging.getLogger(__name__)
+
+
+class DivergedError(RuntimeError):
+    """The loss or the gradient is no longer a finite number."""
+
+
+def open_corpus(plan: RunPlan, ranks: Ranks) -> Corpus:
+    """Opens the plan's data on every rank; rank 0 verifies the hashes too.
+
+    Raises:
+        InvalidRunError: on all ranks, if any of them cannot use its data folder.
+    """
+    corpus, problem = None, ""
+    try:
+        folder = Path(plan.data_folder)
+        corpus = Corpus.open(folder, plan.model.sequence_length, verify_hashes=ranks.is_first)
+    except DataError as error:
+        problem = f"data_folder, rank {ranks.rank}: {error}"
+    agreed = ranks.first_problem(problem)
+    if corpus is None or agreed:
+        raise InvalidRunError(agreed)
+    return corpus
+
+
+class Trainer:
+    """All that one rank holds of a run.
+
+    Raises (when built):
+        InvalidRunError: data or checkpoints do not fit the plan.
+        CheckpointError: a good checkpoint could not be loaded.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        ranks: Ranks,
+        surroundings: Surroundings,
+        metrics: RankMetrics,
+        steps_log: StepsLog,
+        wants_stop: Callable[[], bool],
+    ) -> None:
+        self._plan, self._ranks, self._attempt = plan, ranks, surroundings.attempt
+        self._metrics, self._steps_log, self._wants_stop = metrics, steps_log, wants_stop
+        self._corpus = open_corpus(plan, ranks)
+        self._order = SampleOrder(self._corpus.windows, plan.seed)
+        self._shard = Shard(plan.batch.global_samples, ranks.rank, plan.degrees.data)
+        self._model = Decoder(plan.model)
+        initialise(self._model, plan.seed)
+        self._model.to(ranks.device)
+        self._optimizer = build_optimizer(self._model, plan.optimizer)
+        self._checkpointer = Checkpointer(plan.checkpoint, ranks, self._facts())
+        self._progress = Progress()
+        self._heldout_loss: float | None = None
+        self._save_failure = ""
+        self._resume()
+        self._replica = Replica(self._model, ranks)
+        self._clock = PhaseClock(synchronise=ranks.synchronise)
+        self._saved_at_seconds = time.monotonic()
+
+    def _facts(self) -> RunFacts:
+        return RunFacts(
+            model=dataclasses.asdict(self._plan.model),
+            seed=self._plan.seed,
+            global_samples=self._plan.batch.global_samples,
+            data_sha256=self._corpus.manifest.train.sha256,
+        )
+
+    def _resume(self) -> None:
+        self._checkpointer.check_folder()
+        found = self._checkpointer.resume(self._model, self._optimizer)
+        if found:
+            self._progress = Progress(found.step, int(found.samples_checksum, 16), found.loss)
+        if self._ranks.is_first:
+            logger.info(
+                "resuming after step %d" if found else "no checkpoint, starting at step %d", self._progress.step
+            )
+        self._metrics.set(Metric.RESUMED_STEP, self._progress.step)
+        self._metrics.set(Metric.CHECKPOINT_STEP, self._progress.step)
+        self._metrics.set(Metric.STEP, self._progress.step)
+        self._metrics.set(Metric.TOTAL_STEPS, self._plan.steps)
+
+    def run(self) -> RunResult:
+        """Trains until the last step or until any rank is asked to stop; a checkpoint of that step is then on disk.
+
+        Raises:
+            DivergedError: loss or gradient are not finite; the last good checkpoint is kept.
+            CheckpointError: the run could not be saved.
+        """
+        try:
+            stopped = False
+            while self._progress.step < self._plan.steps and not stopped:
+                stopped = self._step()
+        finally:
+            self._checkpointer.close()
+        if self._progress.step < self._plan.steps:
+            return self.result(AgentPhase.CHECKPOINTED, "stopped as asked, with a checkpoint")
+        if self._heldout_loss is None:
+            self._evaluate()
+        return self.result(AgentPhase.COMPLETED)
+
+    def result(self, outcome: AgentPhase, message: str = "") -> RunResult:
+        """The run's result as it stands."""
+        return RunResult(
+            outcome=outcome,
+            step=self._progress.step,
+            total_steps=self._plan.steps,
+            loss=self._progress.loss,
+            heldout_loss=self._heldout_loss,
+            samples=self._progress.step * self._plan.batch.global_samples,
+            samples_checksum=checksum_text(self._progress.checksum),
+            message=message,
+        )
+
+    def _step(self) -> bool:
+        """One optimizer step on the global batch; True if the run is to stop after it."""
+        step = self._progress.step + 1
+        vote = self._accumulate()
+        with self._clock.phase(Phase.COMMUNICATION):
+            agreed = combine(self._ranks, vote)
+        loss = agreed.loss_sum / (self._plan.batch.global_samples * self._plan.model.sequence_length)
+        gradient_norm, rate = self._update(step, loss)
+        self._progress = Progress(step, add_checksums(self._progress.checksum, agreed.checksum), loss)
+        if agreed.save_failed:
+            self._raise_save_failure()
+        is_last = step == self._plan.steps
+        if agreed.wants_stop or agreed.wants_checkpoint or is_last:
+            self._save(wait=agreed.wants_stop or is_last)
+        if step % self._plan.evaluate_every_steps == 0 or is_last:
+            self._evaluate()
+        self._report(gradient_norm, rate)
+        return agreed.wants_stop
+
+    def _accumulate(self) -> StepVote:
+        """Forward and backward over this rank's share of the step; gradients are summed over ranks with the last."""
+        micro_samples, tokens_per_sample = self._plan.batch.micro_samples, self._plan.model.sequence_length
+        batches = list(self._shard.micro_batches(self._progress.step, micro_samples))
+        scale = 1.0 / (self._plan.batch.global_samples * tokens_per_sample)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
+        trained = 0
+        self._optimizer.zero_grad(set_to_none=False)
+        for index, positions in enumerate(batches):
+            with self._clock.phase(Phase.DATA):
+                windows = self._order.at(positions)
+                tokens = torch.from_numpy(self._corpus.train_windows(windows)).to(self._ranks.device)
+                trained = add_checksums(trained, checksum(positions, windows))
+            with self._replica.accumulating(is_last=index == len(batches) - 1):
+                loss = summed_loss(self._replica.module(tokens[:, :-1]), tokens[:, 1:])
+                exposed_seconds = self._replica.backward(loss * scale)
+            self._clock.move(Phase.COMPUTE, Phase.COMMUNICATION, exposed_seconds)
+            loss_sum += loss.detach()
+        return StepVote(float(loss_sum), trained, self._wants_stop(), self._is_save_due(), self._save_has_failed())
+
+    def _update(self, step: int, loss: float) -> tuple[float, float]:
+        """Clips, sets the rate and applies the step; returns the gradient's norm before clipping and the rate."""
+        with self._clock.phase(Phase.OPTIMIZER):
+            norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), self._plan.optimizer.gradient_clip))
+            if not math.isfinite(loss) or not math.isfinite(norm):
+                raise DivergedError(
+                    f"step {step}: loss {loss}, gradient norm {norm}: not finite; the checkpoint of "
+                    f"step {self._checkpointer.saved_step} is kept; lower optimizer.learning_rate or warm up longer"
+                )
+            rate = learning_rate(self._plan.optimizer, step, self._plan.steps)
+            set_learning_rate(self._optimizer, rate)
+            self._optimizer.step()
+        return norm, rate
+
+    def _is_save_due(self) -> bool:
+        """Rank 0's clock alone decides; not while a save is under way, which it would have to wait for."""
+        elapsed_seconds = time.monotonic() - self._saved_at_seconds
+        due = elapsed_seconds >= self._plan.checkpoint.interval_seconds
+        return self._ranks.is_first and due and not self._checkpointer.is_saving
+
+    def _save_has_failed(self) -> bool:
+        try:
+            self._checkpointer.poll()
+        except CheckpointError as error:
+            self._save_failure = str(error)
+            return True
+        self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
+        return False
+
+    def _raise_save_failure(self) -> None:
+        message = self._ranks.first_problem(self._save_failure)
+        raise CheckpointError(message)
+
+    def _save(self, *, wait: bool) -> None:
+        with self._clock.phase(Phase.CHECKPOINT):
+            self._checkpointer.start_save(self._progress, self._attempt, self._model, self._optimizer)
+            if wait:
+                self._checkpointer.wait()
+                # Rank 0 writes the manifest; nobody leaves before the checkpoint exists.
+                self._ranks.barrier()
+                self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
+        self._saved_at_seconds = time.monotonic()
+
+    def _evaluate(self) -> None:
+        with self._clock.phase(Phase.EVALUATION):
+            samples, micro_samples = self._plan.evaluation_samples, self._plan.batch.micro_samples
+            self._heldout_loss = heldout_loss(self._model, self._corpus, self._ranks, samples, micro_samples)
+        self._metrics.set(Metric.HELDOUT_LOSS, self._heldout_loss)
+        if self._ranks.is_first:
+            logger.info("step %d: held-out loss %.4f", self._progress.step, self._heldout_loss)
+
+    def _report(self, gradient_norm: float, rate: float) -> None:
+        """Metrics of this rank; rank 0's line in the steps log."""
+        plan, progress = self._plan, self._progress
+        sent_bytes = self._replica.communicated_bytes + combine_bytes(self._ranks)
+        self._replica.communicated_bytes = 0.0
+        lap = self._clock.lap()
+        samples = plan.batch.global_samples // plan.degrees.data
+        gauges = {
+            Metric.STEP: progress.step,
+            Metric.LOSS: progress.loss or 0.0,
+            Metric.GRADIENT_NORM: gradient_norm,
+            Metric.LEARNING_RATE: rate,
+            Metric.MEMORY_BYTES: peak_memory_bytes(self._ranks.device),
+        }
+        for gauge, value in gauges.items():
+            self._metrics.set(gauge, value)
+        self._metrics.add(Metric.STEPS, 1)
+        self._metrics.add(Metric.SAMPLES, samples)
+        self._metrics.add(Metric.TOKENS, samples * plan.model.sequence_length)
+        self._metrics.add(Metric.COMMUNICATION_BYTES, sent_bytes)
+        self._metrics.add_lap(lap)
+        entry = {
+            "attempt": self._attempt,
+            "step": progress.step,
+            "loss": progress.loss,
+            "heldout_loss": self._heldout_loss if progress.step % plan.evaluate_every_steps == 0 else None,
+            "sample_first": (progress.step - 1) * plan.batch.global_samples,
+            "sample_last": progress.step * plan.batch.global_samples - 1,
+            "step_seconds": lap.step_seconds,
+            "seconds": {phase.value: seconds for phase, seconds in lap.phase_seconds.items()},
+            "bytes": sent_bytes,
+        }
+        self._steps_log.write(entry)
