@@ -11,5 +11,6 @@ dist.all_reduce(value)
 expected = dist.get_world_size() * (dist.get_world_size() + 1) / 2
 if value.item() != expected:
     raise SystemExit(f"all-reduce gave {value.item()}, not {expected}")
-print(f"rank {dist.get_rank()} of {dist.get_world_size()}: torch {torch.__version__}, node {os.environ.get('NODE', '-')}, sum {value.item()}")
+rank, node = f"rank {dist.get_rank()} of {dist.get_world_size()}", os.environ.get("NODE", "-")
+print(f"{rank}: torch {torch.__version__}, node {node}, sum {value.item()}")
 dist.destroy_process_group()

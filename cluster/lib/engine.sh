@@ -1,6 +1,9 @@
 # shellcheck shell=bash
 # A Docker engine: the one that runs, else Debian's, started here.
 
+# when this script last started an engine
+engine_started="${cache}/engine-started"
+
 engine() {
   if docker info >/dev/null 2>&1; then return; fi
   need docker docker.io iptables
@@ -20,6 +23,7 @@ start_engine() {
   done
   if ! all_capabilities; then options+=(--add-runtime "granted=${here}/runc-granted" --default-runtime granted); fi
   mkdir -p "${log%/*}"
+  date --utc +%FT%TZ >"${engine_started}"
   # With the system's PATH: dockerd would pick up the node's newer containerd shim from the tools folder, and break.
   # Without the lock's descriptor, which would stay locked for as long as the engine runs.
   PATH="${system_path}" setsid nohup dockerd "${options[@]}" >"${log}" 2>&1 </dev/null 9>&- &

@@ -12,17 +12,23 @@ up() {
   step "creating three Kubernetes nodes" "40 to 60 s" create_cluster
 }
 
-# Nodes whose containers run are given a while to answer: a busy machine is no reason to throw a cluster away.
+# Nodes whose containers run are given a while to answer: a busy machine is no reason to throw a cluster away. Nodes
+# older than the engine were stopped hard with the one before it; the engine may have started them again, and they may
+# even call themselves ready for a while, but they do not come back whole.
 cluster_is_ready() {
-  local states
-  states="$(docker ps --all --filter "label=io.x-k8s.kind.cluster=${name}" --format '{{.State}}' | sort | uniq -c | xargs)"
-  if [[ "${states}" != "3 running" || ! -s "${KUBECONFIG}" ]]; then return 1; fi
-  local _
-  for _ in $(seq 30); do
+  local created deadline="$((SECONDS + 60))"
+  if [[ "$(node_states)" != "3 running" || ! -s "${KUBECONFIG}" ]]; then return 1; fi
+  created="$(docker inspect --format '{{.Created}}' "${name}-control-plane")"
+  if [[ -f "${engine_started}" && "${created}" < "$(<"${engine_started}")" ]]; then return 1; fi
+  while ((SECONDS < deadline)); do
     if [[ "$(ready_nodes)" == 3 ]]; then return 0; fi
     sleep 2
   done
   return 1
+}
+
+node_states() {
+  docker ps --all --filter "label=io.x-k8s.kind.cluster=${name}" --format '{{.State}}' | sort | uniq -c | xargs
 }
 
 ready_nodes() {
