@@ -1,0 +1,1 @@
+"""`catj`, also `kubectl catj`: what a person asks of their jobs."""

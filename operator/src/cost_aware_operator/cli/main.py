@@ -1,0 +1,102 @@
+"""The command line: `catj watch NAME`, `catj status NAME`."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.live import Live
+
+from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, connect
+from cost_aware_operator.api.job import JobKey
+from cost_aware_operator.api.status import JobState, JobStatus
+from cost_aware_operator.cli.views import live, one_line, summary
+
+EXIT_FAILED, EXIT_REJECTED, EXIT_MISSING, EXIT_TIMEOUT = 1, 2, 3, 4
+LINE_SECONDS = 5.0
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments."""
+    result = argparse.ArgumentParser(prog="catj", description="CostAwareTrainingJobs at a glance.")
+    verbs = result.add_subparsers(dest="verb", required=True)
+    watch = verbs.add_parser("watch", help="follow a job until it ends, then say what it did and cost")
+    watch.add_argument(
+        "--timeout", type=float, default=float("inf"), metavar="SECONDS", help="give up watching after this long"
+    )
+    status = verbs.add_parser("status", help="one job's state, progress, efficiency and dollars, now")
+    for verb in (watch, status):
+        verb.add_argument("name", help="the job's name")
+        verb.add_argument("-n", "--namespace", default="default", help="its namespace (default: default)")
+    return result
+
+
+async def _status(cluster: Cluster, key: JobKey) -> JobStatus | None:
+    document = await cluster.training_job(key)
+    return None if document is None else JobStatus.model_validate(document.get("status") or {})
+
+
+async def _watch(cluster: Cluster, key: JobKey, timeout_seconds: float, console: Console) -> int:
+    loop = asyncio.get_running_loop()
+    began, said_at, said = loop.time(), float("-inf"), ""
+    with Live(console=console, auto_refresh=False, transient=True) as screen:
+        while loop.time() - began < timeout_seconds:
+            status = await _status(cluster, key)
+            if status is None:
+                console.print(f"{key}: there is no such job", highlight=False)
+                return EXIT_MISSING
+            if status.state in (JobState.SUCCEEDED, JobState.FAILED):
+                screen.update("", refresh=True)
+                console.print(summary(key, status), highlight=False)
+                return 0 if status.state is JobState.SUCCEEDED else EXIT_FAILED
+            if status.state is JobState.REJECTED:
+                console.print(one_line(key, status), highlight=False)
+                return EXIT_REJECTED
+            if console.is_terminal:
+                screen.update(live(key, status), refresh=True)
+            elif (line := one_line(key, status)) != said and loop.time() - said_at >= LINE_SECONDS:
+                console.print(line, highlight=False, soft_wrap=True)
+                said, said_at = line, loop.time()
+            await asyncio.sleep(1.0)
+    console.print(f"{key}: not finished after {timeout_seconds:.0f} s", highlight=False)
+    return EXIT_TIMEOUT
+
+
+async def _show(cluster: Cluster, key: JobKey, console: Console) -> int:
+    status = await _status(cluster, key)
+    if status is None:
+        console.print(f"{key}: there is no such job", highlight=False)
+        return EXIT_MISSING
+    console.print(live(key, status) if console.is_terminal else one_line(key, status), highlight=False)
+    return 0
+
+
+async def _run(arguments: argparse.Namespace) -> int:
+    console = Console()
+    key = JobKey(arguments.namespace, arguments.name)
+    api = await connect()
+    try:
+        cluster = Cluster(api)
+        if arguments.verb == "watch":
+            return await _watch(cluster, key, arguments.timeout, console)
+        return await _show(cluster, key, console)
+    except ApiError as error:
+        console.print(f"catj: {error}", highlight=False)
+        return EXIT_MISSING
+    finally:
+        await api.close()
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """The entry point."""
+    try:
+        sys.exit(asyncio.run(_run(parser().parse_args(argv))))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
