@@ -1,0 +1,38 @@
+import pytest
+
+from cost_aware_trainer import contract
+from cost_aware_trainer.contract import ContractError, Control, RunOrder, RunPlan, rendezvous_port
+
+
+def test_an_order_survives_the_wire_unchanged(make_plan):
+    order = RunOrder(
+        version=1, namespace="n", job="j", attempt=3, nodes=2, ranks_per_node=1, rendezvous_host="h",
+        entry=("-m", "cost_aware_trainer"), plan=make_plan(),
+    )  # fmt: skip
+    assert RunOrder.from_json(order.to_json()) == order
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"attempt": 1}', "Control.stop: missing"),
+        ('{"attempt": 1, "stop": true, "more": 1}', "unknown field 'more'"),
+        ('{"attempt": "1", "stop": true}', "Control.attempt: expected int"),
+        ('{"attempt": true, "stop": true}', "Control.attempt: expected int"),
+        ("[]", "expected an object"),
+        ("{", "not JSON"),
+    ],
+)
+def test_a_message_that_breaks_the_contract_is_refused_by_field(text, says):
+    with pytest.raises(ContractError, match=says):
+        Control.from_json(text)
+
+
+def test_nested_fields_are_named_by_their_path(make_plan):
+    text = make_plan().to_json().replace('"hidden": 32', '"hidden": "32"')
+    with pytest.raises(ContractError, match=r"RunPlan\.model\.hidden: expected int"):
+        RunPlan.from_json(text)
+
+
+def test_successive_attempts_never_share_a_rendezvous_port():
+    assert len({rendezvous_port(attempt) for attempt in range(contract.RENDEZVOUS_PORTS)}) == contract.RENDEZVOUS_PORTS
