@@ -55,7 +55,7 @@ def live(key: JobKey, status: JobStatus) -> RenderableType:
     bar.add_task(
         "",
         total=100.0,
-        completed=progress.percent if progress is not None else 0.0,
+        completed=round(progress.percent) if progress is not None else 0,
         eta=f"{remaining:,.0f} s left" if remaining else "",
     )
     table = Table.grid(padding=(0, 2))

@@ -74,11 +74,11 @@ def make_plan(given: PlanInput) -> Plan | Refusal:
 
 
 def _node_counts(spec: JobSpec) -> list[int]:
-    """Node counts whose ranks divide the global batch, smallest first."""
-    ranks = spec.nodes.ranks_per_node
+    """Node counts whose ranks, with the micro-batch where it is given, divide the global batch; smallest first."""
+    ranks, micro = spec.nodes.ranks_per_node, spec.batch.micro or 1
     wanted = spec.parallelism.data if spec.parallelism is not None else None
     counts = range(spec.nodes.min, spec.nodes.max + 1)
-    return [n for n in counts if spec.batch.global_ % (n * ranks) == 0 and wanted in (None, n * ranks)]
+    return [n for n in counts if spec.batch.global_ % (n * ranks * micro) == 0 and wanted in (None, n * ranks)]
 
 
 def _check_instance_types(given: PlanInput) -> Refusal | None:
@@ -129,8 +129,7 @@ def _check_degrees(given: PlanInput) -> Refusal | None:
 def _check_batch(given: PlanInput) -> Refusal | None:
     spec = given.spec
     micro = spec.batch.micro or 1
-    counts = [n for n in _node_counts(spec) if spec.batch.global_ % (n * spec.nodes.ranks_per_node * micro) == 0]
-    if counts:
+    if _node_counts(spec):
         return None
     unit = spec.nodes.min * spec.nodes.ranks_per_node * micro
     nearest = max(unit, round(spec.batch.global_ / unit) * unit)

@@ -1,0 +1,213 @@
+"""From facts to a decision: what is done, what is told, and that nothing is done twice."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from tests.unit.operator.factories import START, agent, child, facts, job, pod
+
+from cost_aware_operator.api.conditions import find
+from cost_aware_operator.api.status import ConditionStatus, ConditionType, JobState
+from cost_aware_operator.control.decide import decide
+from cost_aware_operator.control.facts import MissingClaim
+from cost_aware_operator.control.record import RunRecord
+from cost_aware_operator.ledger.ledger import Cause, LedgerState
+from cost_aware_operator.observing.samples import RankSample, Scrape
+from cost_aware_operator.workload.views import NodeView
+from cost_aware_trainer.contract import AgentPhase, Phase, RunResult
+
+MEMBERS = {0: "pod-0", 1: "pod-1"}
+RECORD = RunRecord(attempt=1, attempt_at=START, members=MEMBERS, started_at=START)
+RUNNING = {"pod-0": agent(0, AgentPhase.RUNNING), "pod-1": agent(1, AgentPhase.RUNNING)}
+
+
+def sample(rank: int, seconds: float, compute: float = 0.9, **over: Any) -> RankSample:
+    values: dict[str, Any] = {
+        "rank": rank,
+        "attempt": 1,
+        "step": int(seconds),
+        "total_steps": 100,
+        "steps": seconds,
+        "tokens": seconds * 100,
+        "step_seconds": seconds,
+        "loss": 2.5,
+        "resumed_step": 0,
+        "phase_seconds": {Phase.COMPUTE: seconds * compute, Phase.COMMUNICATION: seconds * (1 - compute)},
+    }
+    return RankSample(**(values | over))
+
+
+def running(compute: float = 0.9, **over: Any):
+    samples = {f"pod-{i}": (sample(i, 40, compute),) for i in range(2)}
+    scrapes = (
+        Scrape(20.0, (sample(0, 20, compute), sample(1, 20, compute))),
+        Scrape(40.0, (sample(0, 40, compute), sample(1, 40, compute))),
+    )
+    given = over.pop("given", None) or job()
+    values = {"child": child(given), "pods": (pod(0), pod(1)), "agents": RUNNING, "record": RECORD}
+    return facts(given, 40.0, **(values | {"samples": samples, "scrapes": scrapes} | over))
+
+
+def condition(decision, kind: ConditionType):
+    found = find(decision.status.conditions, kind)
+    assert found is not None, f"{kind} is not set"
+    return found
+
+
+def test_a_new_job_gets_pods_and_no_attempt_yet() -> None:
+    decision = decide(facts())
+    assert decision.want_pods
+    assert not decision.tell
+    assert decision.status.state is JobState.STARTING
+    assert condition(decision, ConditionType.PLANNED).status is ConditionStatus.TRUE
+
+
+def test_a_rejected_job_gets_no_pods_and_says_what_to_write() -> None:
+    decision = decide(facts(job(nodes={"instanceTypes": ["p3.2xlrge"]})))
+    assert not decision.want_pods
+    assert decision.status.state is JobState.REJECTED
+    assert condition(decision, ConditionType.PLANNED).reason == "UnknownInstanceType"
+    assert condition(decision, ConditionType.PRICE_KNOWN).status is ConditionStatus.FALSE
+    assert decision.requeue_seconds
+
+
+def test_a_missing_volume_gets_no_pods_and_names_field_and_claim() -> None:
+    decision = decide(facts(missing_claims=(MissingClaim("spec.checkpoint.volume", "nowhere"),)))
+    assert not decision.want_pods
+    message = condition(decision, ConditionType.PLANNED).message
+    assert "spec.checkpoint.volume" in message
+    assert "'nowhere'" in message
+
+
+def test_a_new_attempt_is_recorded_with_a_greater_number_than_any_before() -> None:
+    agents = {"pod-0": agent(0, AgentPhase.FAILED, 7), "pod-1": agent(1, AgentPhase.FAILED, 7)}
+    record = RECORD.model_copy(update={"attempt": 7})
+    decision = decide(running(agents=agents, record=record))
+    assert decision.record.attempt == 8
+    assert decision.order is not None
+    assert decision.order.attempt == 8
+    assert decision.urgent
+    assert set(decision.tell) == set(MEMBERS.values())
+
+
+def test_an_attempt_that_added_a_checkpoint_is_not_fruitless() -> None:
+    ended = {u: agent(i, AgentPhase.FAILED) for i, u in MEMBERS.items()}
+    assert decide(running(agents=ended)).record.fruitless == 1
+    saved = {f"pod-{i}": (sample(i, 40, checkpoint_step=30),) for i in range(2)}
+    assert decide(running(agents=ended, samples=saved)).record.fruitless == 0
+
+
+def test_efficiency_under_the_threshold_is_told_with_the_largest_loss() -> None:
+    good, bad = decide(running(0.9)), decide(running(0.5))
+    assert condition(good, ConditionType.EFFICIENT).status is ConditionStatus.TRUE
+    assert condition(bad, ConditionType.EFFICIENT).status is ConditionStatus.FALSE
+    assert "communication with 50%" in condition(bad, ConditionType.EFFICIENT).message
+    assert bad.status.efficiency is not None
+    assert bad.status.efficiency.current == 0.5
+
+
+def test_progress_cost_and_projection_are_in_the_status() -> None:
+    status = decide(running()).status
+    assert status.progress is not None
+    assert (status.progress.step, status.progress.percent, status.progress.estimated_remaining_seconds) == (
+        40,
+        40.0,
+        60.0,
+    )
+    assert status.cost is not None
+    assert status.cost.hourly_usd == 6.12
+    assert abs(status.cost.accrued_usd - 2 * 40 * 3.06 / 3600) < 1e-6
+    assert status.cost.projected_usd is not None
+    assert abs(status.cost.projected_usd - 2 * 100 * 3.06 / 3600) < 1e-5
+
+
+def test_a_node_without_a_price_makes_it_unknown_and_never_zero_dollars() -> None:
+    nodes = {f"node-{i}": NodeView(f"node-{i}", "x9.huge", None, False) for i in range(2)}
+    decision = decide(running(nodes=nodes))
+    priced = condition(decision, ConditionType.PRICE_KNOWN)
+    assert priced.status is ConditionStatus.FALSE
+    assert "x9.huge" in priced.message
+    assert decision.status.cost is not None
+    assert decision.status.cost.spent == "unknown"
+    assert decision.status.cost.hourly_usd is None
+    assert decision.status.cost.unpriced_pod_seconds == 80.0
+
+
+def test_suspending_stops_the_pods_and_resuming_brings_them_back() -> None:
+    stopped = decide(running(given=job(suspend=True)))
+    assert not stopped.want_pods
+    assert condition(stopped, ConditionType.SUSPENDED).status is ConditionStatus.TRUE
+    resumed = decide(running(given=job(stopped.status.to_document())))
+    assert resumed.want_pods
+    assert condition(resumed, ConditionType.SUSPENDED).status is ConditionStatus.FALSE
+
+
+def test_a_spent_budget_suspends_or_fails_as_the_manifest_says() -> None:
+    spent = RECORD.model_copy(update={"ledger": LedgerState(usd={Cause.PRODUCTIVE: 5.0})})
+    suspended = decide(running(given=job(budget={"totalUSD": 5.0}), record=spent))
+    assert not suspended.want_pods
+    assert condition(suspended, ConditionType.BUDGET_EXHAUSTED).status is ConditionStatus.TRUE
+    raised = decide(running(given=job(budget={"totalUSD": 50.0}), record=spent))
+    assert raised.want_pods
+    failed = decide(running(given=job(budget={"totalUSD": 5.0, "onExhausted": "Fail"}), record=spent))
+    assert failed.status.state is JobState.FAILED
+
+
+def test_completion_is_recorded_before_pods_are_let_go() -> None:
+    result = RunResult(
+        outcome=AgentPhase.COMPLETED, step=100, total_steps=100, loss=1.5, heldout_loss=1.6, samples_checksum="ab"
+    )
+    done = {u: agent(i, AgentPhase.COMPLETED, result=result) for i, u in MEMBERS.items()}
+    decision = decide(running(agents=done))
+    assert decision.record.ended_at is not None
+    assert decision.result == result
+    assert decision.urgent
+    assert set(decision.release) == set(MEMBERS.values())
+
+
+def test_a_finished_job_succeeds_when_its_pods_have_ended_and_costs_nothing_more() -> None:
+    result = RunResult(
+        outcome=AgentPhase.COMPLETED, step=100, total_steps=100, loss=1.5, heldout_loss=1.6, samples_checksum="ab"
+    )
+    ended = tuple(pod(i, phase="Succeeded", running=False, ended_at=START + timedelta(seconds=50)) for i in range(2))
+    record = RECORD.model_copy(update={"ended_at": START + timedelta(seconds=45)})
+    given = facts(job(), 500.0, child=child(job(), complete=True), pods=ended, record=record, result=result)
+    decision = decide(given)
+    assert decision.status.state is JobState.SUCCEEDED
+    assert decision.status.progress is not None
+    assert decision.status.progress.samples_checksum == "ab"
+    assert decision.status.cost is not None
+    assert decision.status.cost.pod_seconds == 100.0
+    assert not decision.release
+    assert decision.requeue_seconds is None
+
+
+def test_a_finished_job_is_deleted_when_its_time_has_come_and_not_before() -> None:
+    given = job(ttlSecondsAfterFinished=60)
+    record = RECORD.model_copy(update={"ended_at": START})
+    before = decide(facts(given, 30.0, child=child(given, complete=True), record=record))
+    after = decide(facts(given, 61.0, child=child(given, complete=True), record=record))
+    assert (before.delete_job, before.requeue_seconds) == (False, 30.0)
+    assert after.delete_job
+
+
+def test_a_job_past_its_deadline_fails_with_the_job_controller_s_words() -> None:
+    late = ("DeadlineExceeded", "Job was active longer than specified deadline")
+    decision = decide(running(child=child(job(), failure=late)))
+    failed = condition(decision, ConditionType.FAILED)
+    assert failed.reason == "DeadlineExceeded"
+    assert decision.record.failed == late
+
+
+def test_a_manifest_changed_while_suspended_makes_the_pods_anew() -> None:
+    decision = decide(running(child=child(job(), template_hash="another", suspended=True)))
+    assert decision.replace_child
+
+
+def test_the_same_facts_give_the_same_status_and_no_event_twice() -> None:
+    first = decide(running())
+    assert {e.reason for e in first.events} >= {"Feasible", "PriceFound", "Training", "AboveThreshold"}
+    again = decide(running(given=job(first.status.to_document())))
+    assert again.events == ()
+    assert again.status == first.status

@@ -1,0 +1,142 @@
+"""The ledger closes: pod-seconds x price, nothing lost, nothing twice, whatever is asked when."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.operator.factories import START
+
+from cost_aware_operator.costs.prices import Price
+from cost_aware_operator.ledger.ledger import Cause, LedgerState, PodFacts, Progress, accrue
+from cost_aware_trainer.contract import Phase
+
+PRICE = Price(3.60, "test", "2026-01-01")  # a tenth of a cent a second
+
+
+def at(seconds: float):
+    return START + timedelta(seconds=seconds)
+
+
+def pod(
+    index: int = 0, uid: str = "a", *, start: float = 0.0, end: float | None = None, price: Price | None = PRICE, **over
+):
+    return PodFacts(
+        uid=uid,
+        index=index,
+        started_at=at(start),
+        ended_at=None if end is None else at(end),
+        instance_type="p3.2xlarge",
+        zone=over.pop("zone", None),
+        price=price,
+        **over,
+    )
+
+
+def test_a_pod_costs_its_seconds_times_its_price() -> None:
+    state = accrue(LedgerState(), [pod()], Progress(), at(100))
+    assert state.accrued_usd == pytest.approx(0.1)
+    assert state.pod_seconds == pytest.approx(100)
+
+
+def test_a_pod_stops_costing_when_it_ends() -> None:
+    state = accrue(LedgerState(), [pod(end=30)], Progress(), at(100))
+    state = accrue(state, [pod(end=30)], Progress(), at(200))
+    assert state.accrued_usd == pytest.approx(0.03)
+
+
+def test_an_unknown_price_is_counted_as_unpriced_seconds_and_not_as_no_dollars() -> None:
+    state = accrue(LedgerState(), [pod(price=None)], Progress(), at(50))
+    assert (state.accrued_usd, state.unpriced_pod_seconds) == (0.0, pytest.approx(50))
+
+
+def test_phases_divide_the_dollars_by_cause() -> None:
+    phases = {
+        Phase.COMPUTE: 60.0,
+        Phase.OPTIMIZER: 10.0,
+        Phase.COMMUNICATION: 20.0,
+        Phase.CHECKPOINT: 5.0,
+        Phase.DATA: 1.0,
+    }
+    state = accrue(LedgerState(), [pod(attempt=1, phase_seconds=phases, otherwise=Cause.RESTART)], Progress(), at(100))
+    assert state.by_cause(Cause.PRODUCTIVE) == pytest.approx(0.070)
+    assert state.by_cause(Cause.COMMUNICATION) == pytest.approx(0.020)
+    assert state.by_cause(Cause.CHECKPOINT) == pytest.approx(0.005)
+    assert state.by_cause(Cause.IDLE) == pytest.approx(0.001)
+    assert state.by_cause(Cause.RESTART) == pytest.approx(0.004)
+
+
+def test_a_new_attempt_s_counters_begin_at_zero() -> None:
+    state = accrue(LedgerState(), [pod(attempt=1, phase_seconds={Phase.COMPUTE: 50.0})], Progress(), at(60))
+    state = accrue(state, [pod(attempt=2, phase_seconds={Phase.COMPUTE: 10.0})], Progress(), at(80))
+    assert state.by_cause(Cause.PRODUCTIVE) == pytest.approx(0.060)
+
+
+def test_steps_that_are_trained_again_become_the_restart_s_dollars() -> None:
+    first = pod(attempt=1, phase_seconds={Phase.COMPUTE: 100.0})
+    state = accrue(LedgerState(), [first], Progress(attempt=1, step=100, resumed_step=0), at(100))
+    second = pod(attempt=2, phase_seconds={Phase.COMPUTE: 0.0})
+    state = accrue(state, [second], Progress(attempt=2, step=60, resumed_step=60), at(100))
+    assert state.by_cause(Cause.RESTART) == pytest.approx(0.040)
+    assert state.by_cause(Cause.PRODUCTIVE) == pytest.approx(0.060)
+    again = accrue(state, [second], Progress(attempt=2, step=60, resumed_step=60), at(100))
+    assert again == state
+
+
+def test_a_pod_that_vanished_unseen_is_paid_until_its_replacement_began() -> None:
+    state = accrue(LedgerState(), [pod()], Progress(), at(10))
+    state = accrue(state, [pod(uid="b", start=30)], Progress(), at(40))
+    assert state.pod_seconds == pytest.approx(30 + 10)
+
+
+def test_bytes_between_zones_cost_and_bytes_within_one_do_not() -> None:
+    apart = [pod(0, "a", zone="x", attempt=1, phase_seconds={}, sent_bytes=1e9), pod(1, "b", zone="y")]
+    together = [pod(0, "a", zone="x", attempt=1, phase_seconds={}, sent_bytes=1e9), pod(1, "b", zone="x")]
+    assert accrue(LedgerState(), apart, Progress(), at(1)).transfer_usd == pytest.approx(0.02)
+    assert accrue(LedgerState(), together, Progress(), at(1)).transfer_usd == 0.0
+
+
+def test_the_state_survives_being_written_down() -> None:
+    state = accrue(LedgerState(), [pod(attempt=1, phase_seconds={Phase.COMPUTE: 5.0})], Progress(1, 3, 0), at(7))
+    assert LedgerState.model_validate_json(state.model_dump_json()) == state
+
+
+@given(
+    lives=st.lists(st.tuples(st.floats(0, 500), st.floats(0, 500)), min_size=1, max_size=5),
+    looks=st.lists(st.floats(0, 1000), max_size=12),
+    crash_at=st.integers(0, 12),
+    busy=st.floats(0, 1.5),
+)
+def test_dollars_equal_pod_seconds_times_price_whatever_is_looked_at_when(
+    lives: list[tuple[float, float]], looks: list[float], crash_at: int, busy: float
+) -> None:
+    """Looks at random times, one of which is lost as if the operator had died before saving."""
+    state = LedgerState()
+    for i, now in enumerate([*sorted(looks), 1001.0]):
+        pods = []
+        for n, (start, length) in enumerate(lives):
+            if start > now:
+                continue
+            end = start + length
+            seen = min(now, end) - start
+            pods.append(
+                pod(
+                    n,
+                    f"pod-{n}",
+                    start=start,
+                    end=end if end <= now else None,
+                    attempt=1,
+                    phase_seconds={Phase.COMPUTE: seen * busy * 0.7, Phase.COMMUNICATION: seen * busy * 0.3},
+                )
+            )
+        after = accrue(state, pods, Progress(), at(now))
+        if i != crash_at:
+            state = after
+    if crash_at >= len(looks):
+        return
+    truth = sum(length for _, length in lives)
+    assert state.pod_seconds == pytest.approx(truth, abs=1e-3)
+    assert state.accrued_usd == pytest.approx(truth * 0.001, abs=1e-6)
+    assert all(usd >= 0 for usd in state.usd.values())

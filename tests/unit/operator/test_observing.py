@@ -1,0 +1,60 @@
+"""From exposition text to speed and efficiency."""
+
+from __future__ import annotations
+
+import pytest
+
+from cost_aware_operator.observing.samples import RankSample, Scrape, ScrapeError, observe, parse_rank
+from cost_aware_trainer.contract import Metric, Phase
+
+TEXT = """# TYPE catj_rank_step gauge
+catj_rank_step{namespace="n",job="j",attempt="3",rank="1"} 42.0
+# TYPE catj_rank_tokens_total counter
+catj_rank_tokens_total{namespace="n",job="j",attempt="3",rank="1"} 1000.0
+# TYPE catj_rank_loss gauge
+catj_rank_loss{namespace="n",job="j",attempt="3",rank="1"} NaN
+# TYPE catj_rank_phase_seconds_total counter
+catj_rank_phase_seconds_total{namespace="n",job="j",attempt="3",rank="1",phase="compute"} 7.5
+"""
+
+
+def sample(rank: int, seconds: float, attempt: int = 1, share: float = 0.8) -> RankSample:
+    phases = {Phase.COMPUTE: seconds * share, Phase.COMMUNICATION: seconds * (1 - share)}
+    return RankSample(rank, attempt, steps=seconds, tokens=seconds * 10, step_seconds=seconds, phase_seconds=phases)
+
+
+def test_a_rank_s_metrics_are_read_and_what_is_not_finite_is_absent() -> None:
+    read = parse_rank(TEXT)
+    assert (read.rank, read.attempt, read.step, read.tokens, read.loss) == (1, 3, 42, 1000.0, None)
+    assert read.phase_seconds == {Phase.COMPUTE: 7.5}
+
+
+@pytest.mark.parametrize("text", ["", "<html>", "up 1", 'catj_rank_step{rank="x",attempt="1"} 1'])
+def test_what_is_not_a_rank_s_metrics_is_refused(text: str) -> None:
+    with pytest.raises(ScrapeError):
+        parse_rank(text)
+
+
+def test_efficiency_is_the_share_that_moves_the_weights_over_all_ranks() -> None:
+    scrapes = [Scrape(0.0, (sample(0, 10), sample(1, 10))), Scrape(10.0, (sample(0, 20), sample(1, 20)))]
+    seen = observe(scrapes)
+    assert seen is not None
+    assert seen.efficiency == pytest.approx(0.8)
+    assert seen.tokens_per_second == pytest.approx(20.0)
+    assert seen.steps_per_second == pytest.approx(1.0)
+    assert sum(seen.shares.values()) == pytest.approx(1.0)
+
+
+def test_scrapes_of_another_attempt_are_not_compared() -> None:
+    scrapes = [Scrape(0.0, (sample(0, 50, 1),)), Scrape(10.0, (sample(0, 5, 2),))]
+    assert observe(scrapes) is None
+    assert observe([*scrapes, Scrape(15.0, (sample(0, 9, 2),))]) is not None
+
+
+def test_nothing_is_said_before_steps_were_taken() -> None:
+    assert observe([]) is None
+    assert observe([Scrape(0.0, (sample(0, 5),)), Scrape(9.0, (sample(0, 5),))]) is None
+
+
+def test_every_series_of_the_contract_that_is_read_exists() -> None:
+    assert {m.value for m in Metric} >= {"catj_rank_step", "catj_rank_phase_seconds_total"}

@@ -1,0 +1,131 @@
+"""What the planner promises: the cheapest plan that fits, or a refusal that says what to write instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.operator.factories import BOOK, job
+
+from cost_aware_operator.costs.model_parallel import DecoderShape, ModelParallelCostAnalyzer
+from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, make_plan
+from cost_aware_operator.planning.presets import PRESETS
+
+
+def plan_of(**spec: Any) -> Plan | Refusal:
+    return make_plan(PlanInput(job(**spec).spec, BOOK))
+
+
+def test_the_fewest_nodes_that_divide_the_batch_are_chosen() -> None:
+    plan = plan_of(nodes={"min": 1, "max": 8})
+    assert isinstance(plan, Plan)
+    assert (plan.nodes, plan.data) == (1, 1)
+
+
+def test_a_node_count_that_does_not_divide_the_batch_is_skipped() -> None:
+    plan = plan_of(nodes={"min": 3, "max": 4}, batch={"global": 32})
+    assert isinstance(plan, Plan)
+    assert plan.nodes == 4
+
+
+def test_the_degrees_of_the_manifest_choose_the_node_count() -> None:
+    plan = plan_of(nodes={"min": 1, "max": 8, "ranksPerNode": 2}, parallelism={"data": 8})
+    assert isinstance(plan, Plan)
+    assert (plan.nodes, plan.ranks) == (4, 8)
+
+
+def test_degrees_that_no_node_count_gives_are_refused_with_the_nearest_ones() -> None:
+    refusal = plan_of(nodes={"min": 2, "max": 2, "ranksPerNode": 4}, parallelism={"data": 6})
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "DegreesMismatch"
+    assert "write data: 8" in refusal.message
+
+
+def test_a_batch_that_nothing_divides_is_refused_with_the_nearest_one() -> None:
+    refusal = plan_of(batch={"global": 33, "micro": 4})
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "BatchNotDivisible"
+    assert "write 32" in refusal.message
+
+
+def test_an_unknown_instance_type_is_refused_with_similar_names() -> None:
+    refusal = plan_of(nodes={"instanceTypes": ["p3.2xlrge"]})
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "UnknownInstanceType"
+    assert "spec.nodes.instanceTypes[0]" in refusal.message
+    assert "p3.2xlarge" in refusal.message
+
+
+def test_a_model_that_cannot_fit_is_refused_with_the_memory_it_needs() -> None:
+    refusal = plan_of(model={"preset": "llama-8b"}, template={"resources": {"limits": {"memory": "2Gi"}}})
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "MemoryExceeded"
+    assert "spec.template.resources.limits.memory" in refusal.message
+    assert "GiB" in refusal.message
+
+
+def test_a_gpu_s_memory_bounds_the_plan() -> None:
+    gpu = {"resources": {"limits": {"nvidia.com/gpu": 1}}}
+    small = plan_of(model={"preset": "llama-8b"}, nodes={"instanceTypes": ["p3.2xlarge"]}, template=gpu)
+    assert isinstance(small, Refusal)
+    assert "p3.2xlarge" in small.message
+    assert isinstance(plan_of(nodes={"instanceTypes": ["p3.2xlarge"]}, template=gpu), Plan)
+
+
+def test_an_absent_micro_batch_is_the_largest_power_of_two_that_fits() -> None:
+    roomy = plan_of(batch={"global": 96})
+    tight = plan_of(batch={"global": 96}, template={"resources": {"limits": {"memory": "700Mi"}}})
+    assert isinstance(roomy, Plan)
+    assert isinstance(tight, Plan)
+    assert roomy.micro_batch == 16
+    assert tight.micro_batch < roomy.micro_batch
+
+
+def test_a_quantity_that_is_none_is_refused_by_name() -> None:
+    refusal = plan_of(template={"resources": {"limits": {"memory": "lots"}}})
+    assert isinstance(refusal, Refusal)
+    assert "spec.template.resources.limits.memory" in refusal.message
+
+
+def test_presets_have_the_published_parameter_counts() -> None:
+    # Llama ties nothing in our shape: the 1B preset's published 1.24 B counts its tied embedding once, ours twice
+    assert PRESETS["llama-8b"].parameters == pytest.approx(8.03e9, rel=0.005)
+    tied = PRESETS["llama-1b"].parameters - 128256 * 2048
+    assert tied == pytest.approx(1.236e9, rel=0.005)
+
+
+@given(st.integers(1, 64), st.integers(1, 64))
+def test_memory_grows_with_the_micro_batch(a: int, b: int) -> None:
+    shape = DecoderShape(2, 64, 4, 4, 128, 32, 256)
+    analyzer = ModelParallelCostAnalyzer()
+    small, large = sorted((a, b))
+    assert analyzer.memory_gib(shape, small).total <= analyzer.memory_gib(shape, large).total
+
+
+@given(
+    st.integers(1, 512),
+    st.integers(1, 8),
+    st.integers(0, 8),
+    st.integers(1, 4),
+    st.one_of(st.none(), st.integers(1, 16)),
+    st.one_of(st.none(), st.integers(1, 32)),
+)
+def test_every_plan_keeps_the_global_batch_and_stays_within_the_nodes(
+    batch: int, fewest: int, more: int, ranks: int, micro: int | None, data: int | None
+) -> None:
+    nodes = {"min": fewest, "max": fewest + more, "ranksPerNode": ranks}
+    spec: dict[str, Any] = {"batch": {"global": batch} | ({"micro": micro} if micro else {}), "nodes": nodes}
+    if data:
+        spec["parallelism"] = {"data": data}
+    answer = plan_of(**spec)
+    if isinstance(answer, Refusal):
+        assert answer.message
+        assert "write" in answer.message.lower()
+    else:
+        assert batch % (answer.data * answer.micro_batch) == 0
+        assert fewest <= answer.nodes <= fewest + more
+        assert answer.data == answer.ranks == answer.nodes * ranks
+        assert data in (None, answer.data)
+        assert micro in (None, answer.micro_batch)
