@@ -100,6 +100,7 @@ class Operator:
                 price_file(self.settings.prices_file),
                 defaults_file(self.settings.pod_defaults_file),
                 self.clock,
+                float(self.settings.scrape_interval_seconds),
             ),
             memories=self.memories,
             clock=self.clock,

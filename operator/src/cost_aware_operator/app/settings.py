@@ -27,6 +27,7 @@ class Settings:
     pod_defaults_file: Path | None
     watch_namespaces: tuple[str, ...]
     """Empty means all."""
+    scrape_interval_seconds: int
     scrape_concurrency: int
     workers: int
     port: int
@@ -48,6 +49,7 @@ class Settings:
             prices_file=Path(prices) if prices else None,
             pod_defaults_file=Path(defaults) if defaults else None,
             watch_namespaces=tuple(n for n in environment.get("CATJ_WATCH_NAMESPACES", "").split(",") if n),
+            scrape_interval_seconds=_positive(environment, "CATJ_SCRAPE_INTERVAL_SECONDS", 5),
             scrape_concurrency=_positive(environment, "CATJ_SCRAPE_CONCURRENCY", 64),
             workers=_positive(environment, "CATJ_WORKERS", 8),
             port=_positive(environment, "CATJ_PORT", 8080),

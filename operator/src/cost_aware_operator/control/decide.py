@@ -16,8 +16,6 @@ from cost_aware_operator.workload.build import template_hash
 from cost_aware_operator.workload.order import run_order
 from cost_aware_trainer.contract import AgentPhase, RunOrder
 
-BUSY_SECONDS = 5.0
-"""How often a job with pods is looked at when nothing happens: the scrape interval."""
 LAUNCH_SECONDS = 1.0
 """How often while an attempt is being started or ends: every second of it is paid for."""
 BLOCKED_SECONDS = 15.0
@@ -156,7 +154,7 @@ def _running(facts: Facts, plan: Plan) -> Decision:
             return _decision(facts, situation, want_pods=True, requeue_seconds=LAUNCH_SECONDS)
     stepping = any(s.steps > 0 for s in current_samples(facts))
     situation = Situation(Outcome.RUNNING if stepping else Outcome.LAUNCHING, plan=plan, message="ranks are starting")
-    requeue = BUSY_SECONDS if stepping else LAUNCH_SECONDS
+    requeue = facts.scrape_interval_seconds if stepping else LAUNCH_SECONDS
     return _decision(facts, situation, want_pods=True, requeue_seconds=requeue)
 
 

@@ -46,3 +46,4 @@ class Facts:
     agents: Mapping[str, AgentStatus] = field(default_factory=dict)
     samples: Mapping[str, tuple[RankSample, ...]] = field(default_factory=dict)
     scrapes: Sequence[Scrape] = ()
+    scrape_interval_seconds: float = 5.0

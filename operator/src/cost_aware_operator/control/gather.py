@@ -64,9 +64,11 @@ class Gatherer:
         prices: WatchedFile[PriceBook],
         defaults: WatchedFile[PodDefaults],
         clock: Clock,
+        scrape_interval_seconds: float = 5.0,
     ) -> None:
         self._cluster = cluster
         self._ranks = ranks
+        self._scrape_interval_seconds = scrape_interval_seconds
         self._nodes = nodes
         self._prices = prices
         self._defaults = defaults
@@ -110,6 +112,7 @@ class Gatherer:
             agents=agents,
             samples=dict(memory.samples),
             scrapes=tuple(memory.scrapes),
+            scrape_interval_seconds=self._scrape_interval_seconds,
         )
 
     async def _record(self, job: TrainingJob, memory: Memory) -> tuple[RunRecord, RunOrder | None, RunResult | None]:
