@@ -78,7 +78,7 @@ def free_port():
 @pytest.fixture(scope="session")
 def forkserver():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cost_aware_trainer.train", "rank_process"])
+    context.set_forkserver_preload(["cost_aware_trainer.train", "torch._dynamo", "rank_process"])
     return context
 
 

@@ -38,7 +38,7 @@ def test_damaged_data_is_prepared_again(source_folder, tmp_path):
 def test_a_truncated_part_is_refused_with_its_size(source_folder, tmp_path):
     prepare(tmp_path, source_folder)
     (tmp_path / "train.bin").write_bytes((tmp_path / "train.bin").read_bytes()[:100])
-    with pytest.raises(DataError, match="train.bin: 100 bytes, its manifest says"):
+    with pytest.raises(DataError, match=r"train\.bin: 100 bytes, its manifest says"):
         Corpus.open(tmp_path, 16, verify_hashes=False)
 
 
@@ -60,7 +60,7 @@ def test_a_foreign_manifest_is_refused(tmp_path, content):
 
 
 def test_an_empty_folder_says_how_to_prepare_it(tmp_path):
-    with pytest.raises(DataError, match="cost_aware_trainer.data prepare --output"):
+    with pytest.raises(DataError, match=r"cost_aware_trainer\.data prepare --output"):
         Corpus.open(tmp_path, 16, verify_hashes=False)
 
 

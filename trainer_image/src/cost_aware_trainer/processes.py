@@ -42,11 +42,9 @@ def adopt_orphans() -> None:
 def descendants(pid: int) -> list[int]:
     """All living descendants of a process, parents before children."""
     children: dict[int, list[int]] = collections.defaultdict(list)
-    for entry in os.listdir("/proc"):
-        if entry.isdigit():
-            parent, state = _parent_and_state(int(entry))
-            if state != "Z":
-                children[parent].append(int(entry))
+    for child, (parent, state) in _processes().items():
+        if state != "Z":
+            children[parent].append(child)
     found, queue = [], collections.deque(children[pid])
     while queue:
         child = queue.popleft()
@@ -55,15 +53,17 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def _parent_and_state(pid: int) -> tuple[int, str]:
-    """A process's parent and state letter; (-1, "Z") if it is gone."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return -1, "Z"
-    # The name in parentheses may hold anything, so count from its end.
-    state, parent = stat.rpartition(")")[2].split()[:2]
-    return int(parent), state
+def _processes() -> dict[int, tuple[int, str]]:
+    """Parent and state letter of every process."""
+    found: dict[int, tuple[int, str]] = {}
+    for entry in os.listdir("/proc"):
+        # A process may end while its entry is read.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            if entry.isdigit():
+                # The name in parentheses may hold anything, so count from its end.
+                state, parent = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[:2]
+                found[int(entry)] = (int(parent), state)
+    return found
 
 
 class Torchrun:
@@ -110,18 +110,17 @@ class Torchrun:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             self._process.poll()
-            self._reap(remaining)
             if time.monotonic() > deadline_seconds:
                 raise RuntimeError(f"processes {remaining} cannot be killed")
             time.sleep(0.01)
         self._process.wait()
-        self._reap([])
+        self._reap_adopted()
         self._reader.join(timeout=1.0)
 
-    def _reap(self, killed: Sequence[int]) -> None:
-        """Takes the exit codes of adopted orphans; torchrun's own stays with its Popen."""
-        for pid in killed:
-            if pid != self._process.pid:
+    def _reap_adopted(self) -> None:
+        """Takes the exit codes of orphans that this agent adopted; torchrun's own stays with its Popen."""
+        for pid, (parent, state) in _processes().items():
+            if parent == os.getpid() and state == "Z" and pid != self._process.pid:
                 with contextlib.suppress(ChildProcessError):
                     os.waitpid(pid, os.WNOHANG)
 

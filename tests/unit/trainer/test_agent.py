@@ -1,0 +1,249 @@
+"""The agent as the operator sees it: over HTTP, with a real torchrun."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from cost_aware_trainer.contract import (
+    EXIT_STOPPED,
+    MAX_MESSAGE_BYTES,
+    AgentPhase,
+    AgentStatus,
+    Release,
+    RunOrder,
+    RunResult,
+)
+
+TOKEN = "the-job's-token"
+
+
+def free_port():
+    import socket
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+class Agent:
+    """A pod's agent as a process of this host."""
+
+    def __init__(self, folder, *options, index=0):
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.port = folder, free_port()
+        self.token_file, self.rendezvous_port = folder / "token", free_port()
+        self.token_file.write_text(TOKEN + "\n")
+        command = [sys.executable, "-m", "cost_aware_trainer.agent", f"--port={self.port}", f"--run-folder={folder}"]
+        command += [f"--token-file={self.token_file}", f"--metrics-port={free_port()}", *options]
+        command += [f"--rendezvous-port={self.rendezvous_port}"]
+        environment = os.environ | {"JOB_COMPLETION_INDEX": str(index), "CATJ_JOB": "job", "CATJ_NAMESPACE": "space"}
+        self.log = (folder / "agent.log").open("w")
+        self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=subprocess.STDOUT)
+        self.wait_until(lambda: self.call("/livez")[0] == 200)
+
+    def call(self, path, body=None, token=TOKEN, headers=()):
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=body)
+        if token is not None:
+            request.add_header("Authorization", f"Bearer {token}")
+        for name, value in headers:
+            request.add_header(name, value)
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
+                return answer.status, answer.read()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read()
+        except OSError as error:
+            return 0, str(error).encode()
+
+    def send(self, path, message):
+        return self.call(path, message.to_json().encode())[0]
+
+    @property
+    def status(self):
+        return AgentStatus.from_json(self.call("/status", token=None)[1])
+
+    def wait_until(self, condition, timeout=60):
+        deadline = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < deadline, (self.folder / "agent.log").read_text()
+            time.sleep(0.02)
+
+    def wait_for(self, phase):
+        self.wait_until(lambda: self.status.phase is phase)
+        return self.status
+
+    def close(self):
+        if self.process.poll() is None:
+            self.send("/release", Release(attempt=10**6, complete=True))
+            self.process.wait(20)
+        self.log.close()
+
+
+@pytest.fixture
+def start_agent(tmp_path):
+    agents = []
+
+    def start(*options, index=0):
+        agents.append(Agent(tmp_path / f"pod-{len(agents)}", *options, index=index))
+        return agents[-1]
+
+    yield start
+    for agent in agents:
+        agent.close()
+
+
+def order_of(agent, attempt, entry, plan=None, **changes):
+    order = RunOrder(
+        version=1,
+        namespace="space",
+        job="job",
+        attempt=attempt,
+        nodes=1,
+        ranks_per_node=1,
+        rendezvous_host="127.0.0.1",
+        entry=tuple(entry),
+        plan=plan,
+    )
+    return dataclasses.replace(order, **changes)
+
+
+@pytest.fixture
+def script(tmp_path):
+    def write(text):
+        path = tmp_path / "script.py"
+        path.write_text(text)
+        return str(path)
+
+    return write
+
+
+def ranks_of(agent):
+    """Pids of the ranks that an agent's torchrun has started."""
+    marker = f"CATJ_CONTROL_FILE={agent.folder}".encode()
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+            if marker in environment and b"\0LOCAL_RANK=" in environment:
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_only_the_bearer_of_the_current_token_can_order_and_bodies_are_bounded(start_agent):
+    agent = start_agent()
+    body = order_of(agent, 1, ["x.py"]).to_json().encode()
+    assert agent.call("/order", body, token=None)[0] == 401
+    assert agent.call("/order", body, token="wrong")[0] == 401
+    assert agent.call("/release", b"{}", token="")[0] == 401
+    assert agent.call("/order", body, token=None, headers=[("Authorization", f"Basic {TOKEN}")])[0] == 401
+    assert agent.call("/order", b"x" * (MAX_MESSAGE_BYTES + 1))[0] in (0, 413)
+    assert agent.call("/order", b"", headers=[("Content-Length", str(MAX_MESSAGE_BYTES + 1))])[0] == 413
+    assert agent.call("/order", b"{")[0] == 400
+    assert agent.call("/nothing", b"{}")[0] == 404
+    for wrong in ({"version": 2}, {"job": "other"}, {"attempt": 0}, {"nodes": 0}):
+        assert agent.send("/order", order_of(agent, **({"attempt": 1, "entry": ["x.py"]} | wrong))) == 400
+    assert agent.status.phase is AgentPhase.WAITING
+    agent.token_file.write_text("rotated")
+    assert agent.call("/release", b"{}")[0] == 401
+    assert agent.call("/release", b"{}", token="rotated")[0] == 400
+    agent.token_file.unlink()
+    assert agent.call("/release", b"{}", token="")[0] == 401
+    agent.token_file.write_text(TOKEN)
+
+
+def test_a_newer_attempt_replaces_a_running_one_and_its_ranks_at_once(start_agent, script, tmp_path):
+    agent = start_agent()
+    sleeper = script("import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\ntime.sleep(600)\n")
+    assert agent.send("/order", order_of(agent, 1, [sleeper], ranks_per_node=2)) == 202
+    assert agent.send("/order", order_of(agent, 1, [sleeper])) == 200
+    agent.wait_until(lambda: len(ranks_of(agent)) == 2)
+    old = ranks_of(agent)
+    done = tmp_path / "done.py"
+    done.write_text("import os; print('attempt', os.environ['CATJ_ATTEMPT'], flush=True)")
+    ordered = time.monotonic()
+    assert agent.send("/order", order_of(agent, 3, [str(done)])) == 202
+    agent.wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in old))
+    assert time.monotonic() - ordered < 3
+    assert agent.send("/order", order_of(agent, 2, [sleeper])) == 409
+    assert agent.wait_for(AgentPhase.COMPLETED).attempt == 3
+    assert "attempt 3" in (agent.folder / "agent.log").read_text()
+    assert agent.send("/release", Release(attempt=2, complete=True)) == 409
+    assert agent.send("/release", Release(attempt=3, complete=False)) == 202
+    assert agent.process.wait(5) == 0
+
+
+def test_a_failing_script_ends_with_its_own_words(start_agent, script):
+    agent = start_agent()
+    agent.send("/order", order_of(agent, 1, [script("raise ValueError('no such tokenizer')")]))
+    status = agent.wait_for(AgentPhase.FAILED)
+    assert "ValueError: no such tokenizer" in status.message
+    assert "exited with 1" in status.message
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.process.wait(5) == EXIT_STOPPED
+
+
+def test_ranks_that_ignore_the_stop_are_killed_at_the_deadline(start_agent, script):
+    agent = start_agent("--grace-seconds=1")
+    agent.send("/order", order_of(agent, 1, [script("import time; time.sleep(600)")]))
+    agent.wait_until(lambda: ranks_of(agent))
+    (rank,) = ranks_of(agent)
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.process.wait(10) == EXIT_STOPPED
+    assert not Path(f"/proc/{rank}").exists()
+
+
+def test_an_agent_without_a_release_leaves_after_lingering(start_agent, script):
+    agent = start_agent("--linger-seconds=0.5")
+    agent.send("/order", order_of(agent, 1, [script("pass")]))
+    assert agent.process.wait(60) == 0
+
+
+def test_an_invalid_plan_is_reported_and_the_agent_stays_for_the_reader(start_agent, make_plan):
+    agent = start_agent()
+    agent.send("/order", order_of(agent, 1, ["-m", "cost_aware_trainer"], make_plan(data=3)))
+    status = agent.wait_for(AgentPhase.INVALID)
+    assert "3 ranks, but 1 were started" in status.message
+    assert agent.process.poll() is None
+
+
+def steps_of(path):
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_terminated_then_killed_then_resumed_ends_as_if_undisturbed(
+    start_agent, make_plan, finish, final_weights, tmp_path
+):
+    undisturbed = finish(make_plan("undisturbed", data=2, steps=150, interval_seconds=0.3))
+    plan, log = make_plan("disturbed", data=2, steps=150, interval_seconds=0.3), tmp_path / "steps.jsonl"
+    entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
+    first = start_agent()
+    first.send("/order", order_of(first, 1, entry, plan, ranks_per_node=2))
+    first.wait_until(lambda: len(steps_of(log)) >= 10)
+    first.process.send_signal(signal.SIGTERM)
+    assert first.process.wait(30) == EXIT_STOPPED
+    stopped = RunResult.from_json((first.folder / "attempt-1" / "result.json").read_text())
+    assert stopped.outcome is AgentPhase.CHECKPOINTED
+    # A replaced pod, whose rank is then killed by the kernel, say for memory.
+    second = start_agent()
+    second.send("/order", order_of(second, 2, entry, plan, ranks_per_node=2))
+    second.wait_until(lambda: len(steps_of(log)) >= stopped.step + 20)
+    os.kill(ranks_of(second)[0], signal.SIGKILL)
+    assert "exited with -9" in second.wait_for(AgentPhase.FAILED).message
+    # The same pod, the same port, at once.
+    assert second.send("/order", order_of(second, 3, entry, plan, ranks_per_node=2)) == 202
+    status = second.wait_for(AgentPhase.COMPLETED)
+    assert status.result == undisturbed.result
+    assert final_weights(plan) == final_weights(make_plan("undisturbed"))
+    steps = [step["step"] for step in steps_of(log) if step["attempt"] == 2]
+    assert steps[0] == stopped.step + 1
