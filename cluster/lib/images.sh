@@ -15,7 +15,7 @@ python_image() {
   local context
   context="$(mktemp -d)"
   step "building the Python base image from Debian" "40 s, once" \
-    debian_image catj-python:bookworm "${context}/rootfs" python3,ca-certificates
+    debian_image catj-python:bookworm "${context}/rootfs" python3,python-is-python3,ca-certificates
   rm -rf "${context}"
 }
 
@@ -82,11 +82,13 @@ build_trainer_image() {
 }
 
 # Without privileges, network or a writable file system but for scratch space: what the restricted profile leaves.
+# A container without a network has no name for itself, so the ranks are told their address.
 smoke_test_trainer_image() {
-  docker run --rm --network none --user 65532:65532 --cap-drop ALL --security-opt no-new-privileges --read-only \
+  timeout 120 docker run --rm --network none --user 65532:65532 --cap-drop ALL --security-opt no-new-privileges --read-only \
     --tmpfs /tmp:mode=1777 --tmpfs /run:mode=1777 --env HOME=/tmp --env OMP_NUM_THREADS=1 \
-    --volume "${here}/all_reduce.py:/all_reduce.py:ro" --entrypoint python3 cost-aware-trainer:full \
-    -m torch.distributed.run --nnodes 1 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:29400 /all_reduce.py
+    --env GLOO_SOCKET_IFNAME=lo --volume "${here}/all_reduce.py:/all_reduce.py:ro" --entrypoint python3 cost-aware-trainer:full \
+    -m torch.distributed.run --nnodes 1 --nproc-per-node 2 --local-addr 127.0.0.1 --rdzv-backend c10d \
+    --rdzv-endpoint 127.0.0.1:29400 --rdzv-conf is_host=1 /all_reduce.py 2>&1 | grep '^rank'
 }
 
 is_current() { # TAG INPUT…
