@@ -10,6 +10,10 @@ def run(environment, arguments, output):
     os.dup2(descriptor, 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     os.environ.update(environment)
+    if limit_bytes := environment.get("TEST_FILE_LIMIT_BYTES"):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit_bytes), int(limit_bytes)))
     import torch
 
     torch.set_num_threads(1)

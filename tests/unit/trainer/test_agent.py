@@ -37,10 +37,10 @@ def free_port():
 class Agent:
     """A pod's agent as a process of this host."""
 
-    def __init__(self, folder, *options, index=0):
+    def __init__(self, folder, *options, index=0, rendezvous_port=None):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.port = folder, free_port()
-        self.token_file, self.rendezvous_port = folder / "token", free_port()
+        self.token_file, self.rendezvous_port = folder / "token", rendezvous_port or free_port()
         self.token_file.write_text(TOKEN + "\n")
         command = [sys.executable, "-m", "cost_aware_trainer.agent", f"--port={self.port}", f"--run-folder={folder}"]
         command += [f"--token-file={self.token_file}", f"--metrics-port={free_port()}", *options]
@@ -92,8 +92,8 @@ class Agent:
 def start_agent(tmp_path):
     agents = []
 
-    def start(*options, index=0):
-        agents.append(Agent(tmp_path / f"pod-{len(agents)}", *options, index=index))
+    def start(*options, **place):
+        agents.append(Agent(tmp_path / f"pod-{len(agents)}", *options, **place))
         return agents[-1]
 
     yield start
@@ -221,6 +221,7 @@ def steps_of(path):
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+@pytest.mark.slow
 def test_terminated_then_killed_then_resumed_ends_as_if_undisturbed(
     start_agent, make_plan, finish, final_weights, tmp_path
 ):
@@ -247,3 +248,40 @@ def test_terminated_then_killed_then_resumed_ends_as_if_undisturbed(
     assert final_weights(plan) == final_weights(make_plan("undisturbed"))
     steps = [step["step"] for step in steps_of(log) if step["attempt"] == 2]
     assert steps[0] == stopped.step + 1
+
+
+@pytest.mark.slow
+def test_two_pods_train_one_run_and_survive_the_loss_of_one(start_agent, make_plan, finish, final_weights, tmp_path):
+    undisturbed = finish(make_plan("undisturbed", data=2, steps=120, interval_seconds=0.2))
+    plan, log = make_plan("disturbed", data=2, steps=120, interval_seconds=0.2), tmp_path / "steps.jsonl"
+    entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
+    host = start_agent()
+    peer = start_agent(index=1, rendezvous_port=host.rendezvous_port)
+
+    def order(attempt):
+        # The pod of index 1 is told first: rank 0 must live in pod 0 all the same.
+        for agent in (peer, host):
+            assert agent.send("/order", order_of(agent, attempt, entry, plan, nodes=2)) == 202
+
+    order(1)
+    host.wait_until(lambda: len(steps_of(log)) >= 20)
+    # The node of index 1 is lost without a word.
+    (rank,) = ranks_of(peer)
+    peer.process.kill()
+    os.kill(rank, signal.SIGKILL)
+    lost = time.monotonic()
+    assert host.wait_for(AgentPhase.FAILED).message
+    assert time.monotonic() - lost < 15
+    peer = start_agent(index=1, rendezvous_port=host.rendezvous_port)
+    order(2)
+    host.wait_until(lambda: any(step["attempt"] == 2 for step in steps_of(log)))
+    peer.process.send_signal(signal.SIGTERM)
+    assert peer.process.wait(30) == EXIT_STOPPED
+    assert host.wait_for(AgentPhase.CHECKPOINTED).result.step < 120
+    peer = start_agent(index=1, rendezvous_port=host.rendezvous_port)
+    order(3)
+    for agent in (host, peer):
+        assert agent.wait_for(AgentPhase.COMPLETED).result == undisturbed.result
+        assert agent.send("/release", Release(attempt=3, complete=True)) == 202
+        assert agent.process.wait(5) == 0
+    assert final_weights(plan) == final_weights(make_plan("undisturbed"))

@@ -120,6 +120,21 @@ def test_a_diverging_run_fails_naming_the_step_and_keeps_its_good_checkpoint(mak
     assert [path.name for path in Path(plan.checkpoint.folder).iterdir()] == ["step-00000003"]
 
 
+@pytest.mark.parametrize("interval_seconds", [0.05, 3600.0])
+def test_a_full_volume_fails_the_run_in_plain_words_and_leaves_the_older_checkpoint(
+    make_plan, finish, start_run, changed, interval_seconds
+):
+    plan = make_plan("full", data=2, steps=30, interval_seconds=interval_seconds)
+    finish(changed(plan, steps=2))
+    # A limit of the file size stands in for a full disk: the write fails with an OSError half-way.
+    run = start_run(plan, TEST_FILE_LIMIT_BYTES="60000")
+    assert set(run.wait()) == {1}, run.output
+    assert run.result.outcome is AgentPhase.FAILED
+    assert re.search(r"the checkpoint of step \d+ could not be written to .*MiB are free", run.result.message)
+    assert "older checkpoints are untouched" in run.result.message
+    assert max(path.parent.name for path in Path(plan.checkpoint.folder).glob("*/manifest.json")) == "step-00000002"
+
+
 def test_a_checkpoint_of_another_model_is_refused_shape_by_shape(make_plan, finish, start_run, changed):
     plan = make_plan("other", steps=2)
     finish(plan)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.staging import AsyncStager
@@ -202,7 +203,10 @@ class Checkpointer:
         model_state, optimizer_state = get_state_dict(model, optimizer, options=_FLAT)
         state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
         alone = self._ranks.size == 1
-        load(state, storage_reader=SafeReader(folder), process_group=self._ranks.background, no_dist=alone)
+        try:
+            load(state, storage_reader=SafeReader(folder), process_group=self._ranks.background, no_dist=alone)
+        except CheckpointException as error:
+            raise CheckpointError(f"{folder} is whole, but could not be loaded: {error}") from error
         for name, facts in tensor_facts(state).items():
             if facts != manifest.tensors.get(name):
                 raise CheckpointError(f"{folder}: {name} was loaded with another content than was saved")
@@ -258,7 +262,8 @@ class Checkpointer:
                 files = {path.name: sha256_of_file(path) for path in sorted(folder.iterdir()) if path.is_file()}
                 write_manifest(folder, dataclasses.replace(manifest, files=files, tensors=tensor_facts(snapshot.state)))
                 retain(self._root, self._plan.keep, self._damaged)
-        except Exception as error:
+        except (Exception, CheckpointException) as error:
+            # DCP gathers what all ranks raised in an exception that is not an Exception.
             # Whatever the storage raised, on whichever thread, becomes one message that names the step and the folder.
             raise CheckpointError(self._why(manifest.step, error)) from error
         return manifest.step

@@ -156,7 +156,7 @@ class Trainer:
         gradient_norm, rate = self._update(step, loss)
         self._progress = Progress(step, add_checksums(self._progress.checksum, agreed.checksum), loss)
         if agreed.save_failed:
-            self._raise_save_failure()
+            self._settle_save()
         is_last = step == self._plan.steps
         if agreed.wants_stop or agreed.wants_checkpoint or is_last:
             self._save(wait=agreed.wants_stop or is_last)
@@ -214,19 +214,25 @@ class Trainer:
         self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
         return False
 
-    def _raise_save_failure(self) -> None:
-        message = self._ranks.first_problem(self._save_failure)
-        raise CheckpointError(message)
-
     def _save(self, *, wait: bool) -> None:
         with self._clock.phase(Phase.CHECKPOINT):
+            self._settle_save()
             self._checkpointer.start_save(self._progress, self._attempt, self._model, self._optimizer)
             if wait:
-                self._checkpointer.wait()
                 # Rank 0 writes the manifest; nobody leaves before the checkpoint exists.
-                self._ranks.barrier()
+                self._settle_save()
                 self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
         self._saved_at_seconds = time.monotonic()
+
+    def _settle_save(self) -> None:
+        """Waits until no save is under way on any rank; what failed on one of them raises on all."""
+        try:
+            self._checkpointer.wait()
+        except CheckpointError as error:
+            self._save_failure = str(error)
+        problem = self._ranks.first_problem(self._save_failure)
+        if problem:
+            raise CheckpointError(problem)
 
     def _evaluate(self) -> None:
         with self._clock.phase(Phase.EVALUATION):
