@@ -21,11 +21,11 @@ import aiohttp
 import kopf
 from kubernetes.aio import client
 from kubernetes.aio.leaderelection import electionconfig, leaderelection
-from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
 from cost_aware_operator.adapters.clock import SystemClock
 from cost_aware_operator.adapters.files import defaults_file, price_file
 from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, connect
+from cost_aware_operator.adapters.lease import Lease
 from cost_aware_operator.adapters.ranks import Ranks
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.app.probes import Health, serve
@@ -62,7 +62,7 @@ class Operator:
 
     async def lead(self) -> None:
         """Takes the Lease, then works until the Lease is lost or the task is cancelled."""
-        lock = LeaseLock(self.settings.lease_name, self.settings.namespace, self.settings.identity, self._api)
+        lock = Lease(self.settings.lease_name, self.settings.namespace, self.settings.identity, self._api)
         election = electionconfig.Config(
             lock,
             lease_duration=LEASE_SECONDS,
