@@ -58,6 +58,10 @@ def namespace() -> Iterator[str]:
     manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name, "labels": labels}}
     run("kubectl", "apply", "--filename=-", stdin=json.dumps(manifest))
     yield name
+    # shown by pytest if the test failed
+    selector = ("--namespace", name, f"--selector=app.kubernetes.io/instance={RELEASE}")
+    print(run("kubectl", "get", "pods,events", "--namespace", name, check=False))
+    print(run("kubectl", "logs", *selector, "--tail=30", "--prefix", check=False))
     run("helm", "uninstall", RELEASE, "--namespace", name, "--ignore-not-found", check=False)
     run("kubectl", "delete", "namespace", name, "--timeout=120s")
 

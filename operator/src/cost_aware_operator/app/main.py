@@ -15,7 +15,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import kopf
@@ -157,6 +157,8 @@ class Operator:
                 settings=settings,
                 clusterwide=not namespaces,
                 namespaces=namespaces,
+                # else kopf asks for the user's name, which a container's user need not have
+                identity=cast("Any", self.settings.identity),
                 ready_flag=ready,
             )
             raise RuntimeError("kopf's watches ended")
