@@ -27,8 +27,8 @@ FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 SEPARATOR = b"\0"
 HELDOUT_FRACTION = 0.02
-SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"})
-"""Installed packages are not the standard library; its tests are left out because slim images do not ship them."""
+SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+"""Installed packages are not the standard library. Its own tests are part of it where the installation ships them."""
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
