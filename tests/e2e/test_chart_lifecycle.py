@@ -61,7 +61,8 @@ def namespace() -> Iterator[str]:
     # shown by pytest if the test failed
     selector = ("--namespace", name, f"--selector=app.kubernetes.io/instance={RELEASE}")
     print(run("kubectl", "get", "pods,events", "--namespace", name, check=False))
-    print(run("kubectl", "logs", *selector, "--tail=30", "--prefix", check=False))
+    for which in ("--previous", "--previous=false"):
+        print(run("kubectl", "logs", *selector, "--tail=30", "--prefix", which, check=False))
     run("helm", "uninstall", RELEASE, "--namespace", name, "--ignore-not-found", check=False)
     run("kubectl", "delete", "namespace", name, "--timeout=120s")
 
