@@ -236,5 +236,5 @@ class Cluster:
         lease = await self._get("Lease", namespace, name)
         if lease is None or lease["spec"].get("holderIdentity") != holder:
             return
-        lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+        lease["spec"] = {"leaseTransitions": lease["spec"].get("leaseTransitions", 0)}
         await self._call("PUT", f"{_PATHS['Lease'].format(quote(namespace))}/{quote(name)}", lease)

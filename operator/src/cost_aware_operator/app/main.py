@@ -57,6 +57,7 @@ class Operator:
         self.health = Health(self.clock.monotonic, lambda: self.queue.oldest_seconds)
         self.telemetry.watch_lag.set_function(lambda: self.health.watch_lag_seconds)
         self._seen: dict[JobKey, Version] = {}
+        self._serving: asyncio.Task[Any] | None = None
         self._api = api
         self._ranks = Ranks(session, settings.scrape_concurrency)
 
@@ -72,9 +73,14 @@ class Operator:
             onstopped_leading=self._lost,
         )
         logger.info("%s asks for the lease %s", self.settings.identity, self.settings.lease_name)
+        self.health.standing_by = True
         try:
             await leaderelection.LeaderElection(election).run()
         finally:
+            if self._serving is not None:
+                # the elector does not end what it started; the Lease is given up only when nothing is done in its name any more
+                self._serving.cancel()
+                await asyncio.gather(self._serving, return_exceptions=True)
             with contextlib.suppress(ApiError):
                 await self.cluster.release_lease(
                     self.settings.namespace, self.settings.lease_name, self.settings.identity
@@ -85,6 +91,7 @@ class Operator:
         self.health.leading = False
 
     async def _serve_jobs(self) -> None:
+        self._serving = asyncio.current_task()
         logger.info("%s leads", self.settings.identity)
         self.health.leading = True
         self.telemetry.leader.set(1)

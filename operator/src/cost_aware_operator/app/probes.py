@@ -1,7 +1,8 @@
 """Probes that tell the truth, and `/metrics`.
 
 `/livez`: the event loop answers, no key has waited for a worker too long, and the watches deliver what a list shows to be there.
-`/readyz`: this replica leads and has listed everything once. A standby is alive and not ready.
+`/readyz`: this replica has listed everything once, or stands by and asks for the Lease. A standby is ready: otherwise a rolling
+update would wait for a replica that waits for the one before it to end. Who leads is in the metrics and in the Lease.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class Health:
 
     monotonic: Callable[[], float]
     queue_age: Callable[[], float]
+    standing_by: bool = False
     leading: bool = False
     synced: bool = False
     missing_since: float | None = None
@@ -46,9 +48,9 @@ class Health:
 
     def why_not_ready(self) -> str:
         """Empty when ready."""
-        if not self.leading:
-            return "standing by: another replica leads"
-        return "" if self.synced else "not everything has been listed yet"
+        if self.leading:
+            return "" if self.synced else "not everything has been listed yet"
+        return "" if self.standing_by else "the Lease has not been asked for yet"
 
 
 async def serve(health: Health, registry: CollectorRegistry, port: int, host: str = "0.0.0.0") -> web.AppRunner:  # noqa: S104

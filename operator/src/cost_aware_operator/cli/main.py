@@ -46,31 +46,31 @@ async def _watch(cluster: Cluster, key: JobKey, timeout_seconds: float, console:
         while loop.time() - began < timeout_seconds:
             status = await _status(cluster, key)
             if status is None:
-                console.print(f"{key}: there is no such job", highlight=False)
+                console.print(f"{key}: there is no such job", highlight=False, markup=False)
                 return EXIT_MISSING
             if status.state in (JobState.SUCCEEDED, JobState.FAILED):
                 screen.update("", refresh=True)
-                console.print(summary(key, status), highlight=False)
+                console.print(summary(key, status), highlight=False, markup=False, soft_wrap=True)
                 return 0 if status.state is JobState.SUCCEEDED else EXIT_FAILED
             if status.state is JobState.REJECTED:
-                console.print(one_line(key, status), highlight=False)
+                console.print(one_line(key, status), highlight=False, markup=False)
                 return EXIT_REJECTED
             if console.is_terminal:
                 screen.update(live(key, status), refresh=True)
             elif (line := one_line(key, status)) != said and loop.time() - said_at >= LINE_SECONDS:
-                console.print(line, highlight=False, soft_wrap=True)
+                console.print(line, highlight=False, markup=False, soft_wrap=True)
                 said, said_at = line, loop.time()
             await asyncio.sleep(1.0)
-    console.print(f"{key}: not finished after {timeout_seconds:.0f} s", highlight=False)
+    console.print(f"{key}: not finished after {timeout_seconds:.0f} s", highlight=False, markup=False)
     return EXIT_TIMEOUT
 
 
 async def _show(cluster: Cluster, key: JobKey, console: Console) -> int:
     status = await _status(cluster, key)
     if status is None:
-        console.print(f"{key}: there is no such job", highlight=False)
+        console.print(f"{key}: there is no such job", highlight=False, markup=False)
         return EXIT_MISSING
-    console.print(live(key, status) if console.is_terminal else one_line(key, status), highlight=False)
+    console.print(live(key, status) if console.is_terminal else one_line(key, status), highlight=False, markup=False)
     return 0
 
 
@@ -84,7 +84,7 @@ async def _run(arguments: argparse.Namespace) -> int:
             return await _watch(cluster, key, arguments.timeout, console)
         return await _show(cluster, key, console)
     except ApiError as error:
-        console.print(f"catj: {error}", highlight=False)
+        console.print(f"catj: {error}", highlight=False, markup=False)
         return EXIT_MISSING
     finally:
         await api.close()

@@ -6,6 +6,7 @@ before the last step, make the attempt over, and the next number is given out wh
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -181,5 +182,8 @@ def _after_pause(facts: Facts, members: dict[int, str], why: str) -> Step:
 
 
 def _said(agent: AgentStatus) -> str:
-    result = agent.result.message if agent.result is not None else ""
-    return (result or agent.message or agent.phase.value)[:700]
+    """An agent's own words in one line: of a traceback, the exception that ends it."""
+    text = (agent.result.message if agent.result is not None else "") or agent.message or agent.phase.value
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    exceptions = [line for line in lines if re.search(r"\b\w*(Error|Exception|Interrupt)\b.*:|killed|signal", line)]
+    return (exceptions or lines or [text])[-1][:500]

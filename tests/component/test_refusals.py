@@ -1,0 +1,87 @@
+"""What only the operator can know: each ends in a condition that says what to write instead, and none starts a pod."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.support.cluster import Space, manifest
+
+pytestmark = pytest.mark.cluster
+
+
+def refused(space: Space, name: str, reason: str, **spec: Any) -> str:
+    space.submit(manifest(name, **spec))
+    status = space.wait(name, lambda s: s.get("state") == "Rejected", 30, "rejection")
+    planned = next(c for c in status["conditions"] if c["type"] == "Planned")
+    assert (planned["status"], planned["reason"]) == ("False", reason)
+    assert space.children(name) == [] or space.children(name) == ["ConfigMap"], "no Job, no pod"
+    assert any(e.startswith(f"Warning {reason}") for e in space.events(name)), "an event says so too"
+    assert status["message"] == planned["message"][:1024]
+    return str(planned["message"])
+
+
+def test_an_unknown_instance_type(space: Space) -> None:
+    message = refused(space, "unknown-type", "UnknownInstanceType", nodes={"instanceTypes": ["p3.2xlrge"]})
+    assert "spec.nodes.instanceTypes[0]" in message
+    assert "did you mean p3.2xlarge" in message
+    assert space.condition("unknown-type", "PriceKnown")["status"] == "False"
+
+
+def test_a_model_that_cannot_fit(space: Space) -> None:
+    message = refused(space, "too-large", "MemoryExceeded", model={"hidden": 8192, "layers": 48, "ffn": 28672})
+    assert "spec.model" in message
+    assert "spec.template.resources.limits.memory" in message
+    assert "raise the limit to" in message
+
+
+def test_a_batch_that_no_node_count_divides(space: Space) -> None:
+    message = refused(space, "indivisible", "BatchNotDivisible", batch={"global": 7}, nodes={"min": 2, "max": 2})
+    assert "spec.batch.global" in message
+    assert "write 8" in message
+
+
+def test_a_checkpoint_volume_that_is_missing_and_then_appears(space: Space) -> None:
+    message = refused(space, "no-volume", "VolumeMissing", checkpoint={"volume": "nowhere"})
+    assert "spec.checkpoint.volume" in message
+    assert "create it" in message
+    claim = {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "nowhere"},
+        "spec": {
+            "accessModes": ["ReadWriteMany"],
+            "storageClassName": "",
+            "resources": {"requests": {"storage": "1Gi"}},
+        },
+    }
+    space.submit(claim)
+    space.wait("no-volume", lambda s: s.get("state") == "Starting", 40, "start after the volume appeared")
+    space.cluster.run("delete", "catj", "no-volume", "-n", space.name)
+
+
+def test_a_data_volume_that_is_missing(space: Space) -> None:
+    data = {"config": {"data": {"volume": "nodata"}}}
+    assert "spec.trainer.config.data.volume" in refused(space, "no-data", "VolumeMissing", trainer=data)
+
+
+def test_an_image_that_does_not_exist_waits_and_fails_after_the_stated_time(space: Space) -> None:
+    template = {"image": "cost-aware-trainer:no-such-tag", "imagePullPolicy": "Never"}
+    space.submit(manifest("no-image", template=template, startupDeadlineSeconds=12))
+    waiting = space.wait("no-image", lambda s: "ErrImageNeverPull" in s.get("message", ""), 30, "waiting for the image")
+    assert waiting["state"] == "Starting"
+    assert "the job fails if this lasts until" in waiting["message"]
+    assert space.condition("no-image", "Running")["reason"] == "ImagePullFailing"
+    status = space.wait_finished("no-image", 60)
+    failed = space.condition("no-image", "Failed")
+    assert status["state"] == "Failed"
+    assert failed["reason"] == "StartupDeadlineExceeded"
+    assert "spec.template.image" in failed["message"]
+    space.wait("no-image", lambda _: not space.pods("no-image"), 90, "removal of the pods")
+
+
+def test_pods_that_the_api_server_refuses_are_explained(space: Space) -> None:
+    space.submit(manifest("bad-volume", template={"volumes": [{"name": "x", "configMap": {"nmae": "typo"}}]}))
+    status = space.wait("bad-volume", lambda s: "spec.template" in s.get("message", ""), 30, "an explanation")
+    assert "nmae" in status["message"]
+    assert space.pods("bad-volume") == []
