@@ -67,6 +67,8 @@ class StepsLog:
     """One JSON line for each step, appended; on ranks without a path it writes nothing."""
 
     def __init__(self, path: Path | None) -> None:
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
         self._file = path.open("a", buffering=1) if path else None
 
     def write(self, entry: dict[str, Any]) -> None:

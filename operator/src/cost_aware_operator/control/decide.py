@@ -33,9 +33,9 @@ def decide(facts: Facts) -> Decision:
     if record.ended_at is not None:
         return _finished(facts, answer)
     if isinstance(answer, Refusal):
-        return _rejected(facts, answer)
+        return rejected(facts, answer)
     if facts.missing_claims and facts.child is None:
-        return _rejected(facts, _missing(facts))
+        return rejected(facts, _missing(facts))
     if facts.child is not None and facts.child.failure is not None:
         return _failed(facts, answer, *facts.child.failure)
     budget = facts.job.spec.budget
@@ -72,7 +72,7 @@ def _missing(facts: Facts) -> Refusal:
     )
 
 
-def _rejected(facts: Facts, refusal: Refusal) -> Decision:
+def rejected(facts: Facts, refusal: Refusal) -> Decision:
     """No pod is started. Pods that run already stay: what was allowed when they began must not stop them now."""
     situation = Situation(Outcome.REJECTED, reason=refusal.reason, message=refusal.message)
     running = facts.child is not None and not facts.child.suspended

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,12 +15,13 @@ from cost_aware_operator.adapters.kubernetes import ApiError, Cluster
 from cost_aware_operator.adapters.ranks import Ranks, token
 from cost_aware_operator.api import KIND, MANAGER
 from cost_aware_operator.api.job import JobKey, TrainingJob
-from cost_aware_operator.control.decide import decide
+from cost_aware_operator.control.decide import decide, rejected
 from cost_aware_operator.control.decision import Decision
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.gather import Gatherer
 from cost_aware_operator.control.memory import Memories, Memory
 from cost_aware_operator.control.record import to_data
+from cost_aware_operator.planning.plan import Refusal
 from cost_aware_operator.workload.build import indexed_job, secret, service
 from cost_aware_operator.workload.names import labels, owner_reference, record_name
 from cost_aware_trainer.contract import Release
@@ -80,11 +82,13 @@ class Reconciler:
         memory = self._memories.of(key, job.uid)
         facts = await self._gatherer.facts(job, memory)
         decision = decide(facts)
+        refusal = await self._shape_pods(job, facts, decision)
+        if refusal is not None:
+            decision = rejected(replace(facts, record=decision.record), refusal)
         await self._act(job, facts, decision, memory)
         return decision.requeue_seconds
 
     async def _act(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory) -> None:
-        refused = await self._shape_pods(job, facts, decision)
         await self._save(job, facts, decision, memory)
         pods = {p.uid: p for p in facts.pods}
         secret_token = token(self._key_material, job.key, job.uid)
@@ -94,8 +98,6 @@ class Reconciler:
             release = Release(attempt=decision.record.attempt, complete=True)
             await self._ranks.release([pods[uid] for uid in decision.release], release, secret_token)
         status = decision.status.to_document()
-        if refused is not None:
-            status["message"] = refused[:1024]
         if status != job.status.to_document():
             await self._cluster.write_status(job, status)
         self._published(job, decision)
@@ -106,7 +108,7 @@ class Reconciler:
         if decision.delete_job:
             await self._cluster.delete(KIND, job.key, job.uid)
 
-    async def _shape_pods(self, job: TrainingJob, facts: Facts, decision: Decision) -> str | None:
+    async def _shape_pods(self, job: TrainingJob, facts: Facts, decision: Decision) -> Refusal | None:
         """Creates, suspends, resumes or replaces the Indexed Job and what it needs; returns what the API server refused."""
         child = facts.child
         if decision.replace_child and child is not None:
@@ -121,9 +123,12 @@ class Reconciler:
                 await self._cluster.apply(service(job))
                 await self._cluster.apply(indexed_job(job, decision.plan, facts.defaults, suspend=False))
             except ApiError as error:
-                if error.status not in (400, 403, 422):
+                # a field that does not exist is answered with 500 by server-side apply
+                if error.status not in (400, 403, 422) and "typed patch object" not in str(error):
                     raise
-                return f"spec.template: the API server refused the pods: {error}"
+                return Refusal(
+                    "PodsRefused", f"spec.template: the API server refused the pods; correct what it names: {error}"
+                )
             return None
         finished = child.complete or child.failure is not None
         if not finished and not child.deleting and child.suspended == decision.want_pods:

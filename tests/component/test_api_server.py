@@ -1,0 +1,87 @@
+"""The operator's writes against a real API server: fenced where two leaders could clash, harmless when repeated."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from tests.support.cluster import Space, manifest
+
+from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, ConflictError, connect
+from cost_aware_operator.api.job import JobKey, TrainingJob
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest_asyncio.fixture
+async def api(space: Space, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
+    monkeypatch.setenv("KUBECONFIG", space.cluster.kubeconfig)
+    client = await connect()
+    yield Cluster(client)
+    await client.close()
+
+
+def record(space: Space, name: str, text: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": space.name}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"record.json": text}}
+
+
+async def test_a_second_leader_cannot_overwrite_what_it_has_not_read(api: Cluster, space: Space) -> None:
+    version = await api.save_config_map(record(space, "fenced", "first"), None)
+    with pytest.raises(ConflictError):
+        await api.save_config_map(record(space, "fenced", "other"), None)
+    newer = await api.save_config_map(record(space, "fenced", "second"), version)
+    with pytest.raises(ConflictError):
+        await api.save_config_map(record(space, "fenced", "stale"), version)
+    stored = await api.config_map(space.name, "fenced")
+    assert stored is not None
+    assert (stored.data["record.json"], stored.resource_version) == ("second", newer)
+
+
+async def test_a_status_never_lands_on_a_new_job_of_an_old_name(api: Cluster, space: Space) -> None:
+    space.submit(manifest("reborn", managedBy="example.com/other"))
+    document = await api.training_job(JobKey(space.name, "reborn"))
+    assert document is not None
+    job = TrainingJob.parse(document)
+    await api.write_status(job, {"state": "Pending"})
+    document["metadata"]["uid"] = "00000000-0000-0000-0000-000000000000"
+    with pytest.raises(ApiError):
+        await api.write_status(TrainingJob.parse(document), {"state": "Failed"})
+    assert space.status("reborn") == {"state": "Pending"}
+
+
+async def test_a_status_that_leaves_a_field_out_removes_it(api: Cluster, space: Space) -> None:
+    space.submit(manifest("shrinking", managedBy="example.com/other"))
+    document = await api.training_job(JobKey(space.name, "shrinking"))
+    assert document is not None
+    job = TrainingJob.parse(document)
+    await api.write_status(job, {"state": "Running", "attempt": 3})
+    await api.write_status(job, {"state": "Running"})
+    assert space.status("shrinking") == {"state": "Running"}
+
+
+async def test_what_is_not_there_is_none_and_deleting_it_is_no_error(api: Cluster, space: Space) -> None:
+    key = JobKey(space.name, "nothing")
+    assert await api.training_job(key) is None
+    assert await api.child_job(key) is None
+    assert not await api.claim_exists(space.name, "nothing")
+    await api.delete("Job", key, "00000000-0000-0000-0000-000000000000")
+
+
+async def test_an_event_posted_twice_is_there_once(api: Cluster, space: Space) -> None:
+    space.submit(manifest("told", managedBy="example.com/other"))
+    document = await api.training_job(JobKey(space.name, "told"))
+    assert document is not None
+    job = TrainingJob.parse(document)
+    for _ in range(2):
+        await api.post_event(job, "Tested", "once", warning=False, at="2026-01-01T00:00:00Z", name="told.1")
+    assert space.events("told") == ["Normal Tested: once"]
+
+
+async def test_a_server_that_cannot_be_reached_is_an_api_error_without_a_code(api: Cluster, space: Space) -> None:
+    api._api.configuration.host = "https://127.0.0.1:1"  # the fault that a test can make
+    with pytest.raises(ApiError) as raised:
+        await api.training_job(JobKey(space.name, "any"))
+    assert raised.value.status == 0
