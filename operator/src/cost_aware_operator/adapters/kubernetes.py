@@ -50,12 +50,22 @@ class StoredData:
     resource_version: str
 
 
-async def connect() -> client.ApiClient:
-    """A client with the pod's service account, or with the kubeconfig outside a cluster."""
+async def connect(kubeconfig: str | None = None) -> client.ApiClient:
+    """A client with the pod's service account, or with a kubeconfig outside a cluster (else `KUBECONFIG`'s).
+
+    Raises:
+        ApiError: neither is there.
+    """
     try:
-        config.load_incluster_config()
-    except config.ConfigException:
-        await config.load_kube_config()
+        if kubeconfig is not None:
+            await config.load_kube_config(kubeconfig)
+        else:
+            try:
+                config.load_incluster_config()
+            except config.ConfigException:
+                await config.load_kube_config()
+    except config.ConfigException as error:
+        raise ApiError(0, f"no cluster to talk to: set KUBECONFIG to a kubeconfig file ({error})") from error
     return client.ApiClient()
 
 

@@ -77,7 +77,11 @@ async def _show(cluster: Cluster, key: JobKey, console: Console) -> int:
 async def _run(arguments: argparse.Namespace) -> int:
     console = Console()
     key = JobKey(arguments.namespace, arguments.name)
-    api = await connect()
+    try:
+        api = await connect()
+    except ApiError as error:
+        console.print(f"catj: {error}", highlight=False, markup=False)
+        return EXIT_MISSING
     try:
         cluster = Cluster(api)
         if arguments.verb == "watch":
