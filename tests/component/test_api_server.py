@@ -39,25 +39,31 @@ async def test_a_second_leader_cannot_overwrite_what_it_has_not_read(api: Cluste
     assert (stored.data["record.json"], stored.resource_version) == ("second", newer)
 
 
-async def test_a_status_never_lands_on_a_new_job_of_an_old_name(api: Cluster, space: Space) -> None:
-    space.submit(manifest("reborn", managedBy="example.com/other"))
-    document = await api.training_job(JobKey(space.name, "reborn"))
+async def read(api: Cluster, space: Space, name: str) -> TrainingJob:
+    document = await api.training_job(JobKey(space.name, name))
     assert document is not None
-    job = TrainingJob.parse(document)
-    await api.write_status(job, {"state": "Pending"})
-    document["metadata"]["uid"] = "00000000-0000-0000-0000-000000000000"
+    return TrainingJob.parse(document)
+
+
+async def test_a_status_never_lands_on_a_changed_job_or_on_a_new_one_of_an_old_name(api: Cluster, space: Space) -> None:
+    space.submit(manifest("reborn", managedBy="example.com/other"))
+    old = await read(api, space, "reborn")
+    space.patch("reborn", {"suspend": True})
+    with pytest.raises(ConflictError):
+        await api.write_status(old, {"state": "Failed"})
+    space.cluster.run("delete", "catj", "reborn", "-n", space.name)
     with pytest.raises(ApiError):
-        await api.write_status(TrainingJob.parse(document), {"state": "Failed"})
-    assert space.status("reborn")["state"] == "Pending"
+        await api.write_status(old, {"state": "Failed"})
+    space.submit(manifest("reborn", managedBy="example.com/other"))
+    with pytest.raises(ConflictError):
+        await api.write_status(old, {"state": "Failed"})
+    assert "state" not in space.status("reborn")
 
 
 async def test_a_status_that_leaves_a_field_out_removes_it(api: Cluster, space: Space) -> None:
     space.submit(manifest("shrinking", managedBy="example.com/other"))
-    document = await api.training_job(JobKey(space.name, "shrinking"))
-    assert document is not None
-    job = TrainingJob.parse(document)
-    await api.write_status(job, {"state": "Running", "attempt": 3})
-    await api.write_status(job, {"state": "Running"})
+    await api.write_status(await read(api, space, "shrinking"), {"state": "Running", "attempt": 3})
+    await api.write_status(await read(api, space, "shrinking"), {"state": "Running"})
     assert space.status("shrinking")["attempt"] == 0, "the schema's default"
 
 
@@ -71,9 +77,7 @@ async def test_what_is_not_there_is_none_and_deleting_it_is_no_error(api: Cluste
 
 async def test_an_event_posted_twice_is_there_once(api: Cluster, space: Space) -> None:
     space.submit(manifest("told", managedBy="example.com/other"))
-    document = await api.training_job(JobKey(space.name, "told"))
-    assert document is not None
-    job = TrainingJob.parse(document)
+    job = await read(api, space, "told")
     for _ in range(2):
         await api.post_event(job, "Tested", "once", warning=False, at="2026-01-01T00:00:00Z", name="told.1")
     assert space.events("told") == ["Normal Tested: once"]

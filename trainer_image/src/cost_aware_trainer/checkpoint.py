@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import hashlib
 import io
 import logging
@@ -88,23 +89,36 @@ class Snapshot(AsyncStager):
         return self.state
 
 
+def _enum_member(enumeration: type, name: str) -> enum.Enum:
+    """What `getattr` stands for in a pickle of an enum: Python 3.11.0 to 3.11.3 wrote members so, other versions do not."""
+    if not (isinstance(enumeration, type) and issubclass(enumeration, enum.Enum)):
+        raise pickle.UnpicklingError(f"checkpoint metadata may not ask {enumeration!r} for {name!r}")
+    return enumeration[name]
+
+
 class _MetadataUnpickler(pickle.Unpickler):
     """DCP's `.metadata` is a pickle; this reads one made of DCP's own records and nothing else."""
 
-    _MODULES = ("torch.distributed.checkpoint.", "torch.serialization")
+    _PACKAGE = "torch.distributed.checkpoint."
     _NAMES = frozenset(
         {
             ("collections", "OrderedDict"),
             ("pathlib", "PosixPath"),
             ("torch", "Size"),
             ("torch._utils", "_get_dtype"),
+            ("torch.serialization", "_get_layout"),
             ("torch.storage", "_get_dtype_from_pickle_storage_type"),
         }
     )
 
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("builtins", "getattr"):
+            return _enum_member
+        found = super().find_class(module, name) if module.startswith(self._PACKAGE) else None
+        # only classes that the package defines: a dotted name could reach through it to anything that it imports
+        is_record = isinstance(found, type) and found.__module__.startswith(self._PACKAGE)
         is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout)
-        if is_dtype or module.startswith(self._MODULES) or (module, name) in self._NAMES:
+        if is_record or is_dtype or (module, name) in self._NAMES:
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"checkpoint metadata may not hold {module}.{name}")
 

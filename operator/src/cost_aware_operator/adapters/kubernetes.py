@@ -181,13 +181,21 @@ class Cluster:
         await self._call("PATCH", path, {"spec": {"suspend": suspend}}, MERGE, fieldManager=FIELD_OWNER)
 
     async def write_status(self, job: TrainingJob, status: Mapping[str, Any]) -> None:
-        """The whole status, by server-side apply on the subresource: what is left out is removed."""
+        """The whole status, by server-side apply on the subresource: what is left out is removed.
+
+        Raises:
+            ConflictError: the job is not the one that was read any more; its status would be about something else.
+        """
         path = f"{_PATHS[KIND].format(quote(job.key.namespace))}/{quote(job.key.name)}/status"
         document = {
             "apiVersion": API_VERSION,
             "kind": KIND,
-            # the uid makes the write fail rather than land on a new job of the same name
-            "metadata": {"name": job.key.name, "namespace": job.key.namespace, "uid": job.uid},
+            # the version makes the write fail rather than land on a changed manifest or a new job of the same name
+            "metadata": {
+                "name": job.key.name,
+                "namespace": job.key.namespace,
+                "resourceVersion": job.resource_version,
+            },
             "status": status,
         }
         await self._call("PATCH", path, document, APPLY, fieldManager=FIELD_OWNER, force="true")

@@ -30,6 +30,7 @@ class TrainingJob:
 
     key: JobKey
     uid: str
+    resource_version: str
     generation: int
     created_at: datetime
     spec: JobSpec
@@ -46,6 +47,7 @@ class TrainingJob:
         return cls(
             key=JobKey(metadata["namespace"], metadata["name"]),
             uid=metadata["uid"],
+            resource_version=metadata.get("resourceVersion", ""),
             generation=metadata.get("generation", 0),
             created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
             spec=JobSpec.model_validate(document["spec"]),

@@ -1,0 +1,54 @@
+"""A checkpoint's metadata is a pickle from a shared volume: what it may do is decided here."""
+
+import io
+import pickle
+
+import pytest
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, MetadataIndex
+
+from cost_aware_trainer.checkpoint import _MetadataUnpickler
+
+
+def read(data: bytes):
+    return _MetadataUnpickler(io.BytesIO(data)).load()
+
+
+class Reduced:
+    """Pickles as a call of what it is given."""
+
+    def __init__(self, *call):
+        self._call = call
+
+    def __reduce__(self):
+        return self._call[0], tuple(self._call[1:])
+
+
+def test_records_and_enums_are_read() -> None:
+    index = MetadataIndex("layers.0.weight")
+    assert read(pickle.dumps([index, _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT])) == [
+        index,
+        _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT,
+    ]
+
+
+def test_enums_as_early_python_3_11_wrote_them_are_read() -> None:
+    written = pickle.dumps(Reduced(getattr, _MEM_FORMAT_ENCODING, "TORCH_PRESERVE_FORMAT"))
+    assert read(written) is _MEM_FORMAT_ENCODING.TORCH_PRESERVE_FORMAT
+
+
+def test_getattr_of_anything_but_an_enum_is_refused() -> None:
+    with pytest.raises(pickle.UnpicklingError, match="may not ask"):
+        read(pickle.dumps(Reduced(getattr, MetadataIndex, "__init__")))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps(Reduced(print, "no")),
+        # protocol 4 looks dotted names up attribute by attribute: through a torch module to what it imports
+        b"\x80\x04\x8c\x27torch.distributed.checkpoint.filesystem\x94\x8c\x09os.system\x94\x93\x94\x8c\x04true\x94\x85\x94R.",
+    ],
+)
+def test_foreign_objects_are_refused(data: bytes) -> None:
+    with pytest.raises(pickle.UnpicklingError, match="may not hold"):
+        read(data)
