@@ -49,11 +49,12 @@ imports: venv ## Which part may import which (import-linter)
 	lint-imports
 
 .PHONY: crds
-crds: venv ## Generates the CustomResourceDefinition from the models, and the chart's copy
+crds: venv ## Generates the CustomResourceDefinition from the models, the chart's copy and the reference
 	mkdir -p crds
 	python -m cost_aware_operator.api.crd >crds/.$(CRD)
 	mv crds/.$(CRD) crds/$(CRD)
 	$(MAKE) --no-print-directory chart-crds
+	python docs/generate.py
 
 .PHONY: chart-crds
 chart-crds: ## Copies the CustomResourceDefinition into the chart

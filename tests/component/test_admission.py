@@ -27,6 +27,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("nothing to run", {"trainer": {"config": None}}, "write exactly one of config"),
     ("a tensor degree that this version cannot train", {"parallelism": {"tensor": 2}}, "write tensor: 1 and pipeline: 1"),
     ("an efficiency over one", {"efficiency": {"threshold": 1.5}}, "spec.efficiency.threshold"),
+    ("a data degree on the one node that is there by default", {"nodes": None, "parallelism": {"data": 2}},
+     "the product of the degrees must be nodes x nodes.ranksPerNode"),
     ("a pull policy that does not exist", {"template": {"imagePullPolicy": "Sometimes"}}, "imagePullPolicy"),
 ]  # fmt: skip
 
@@ -60,7 +62,7 @@ def test_an_unknown_field_is_refused_by_name(space: Space) -> None:
 FROZEN: list[tuple[dict[str, Any], str]] = [
     ({"model": {"layers": 3}}, "spec.model cannot change"),
     ({"trainer": {"config": {"steps": 31}}}, "spec.trainer cannot change"),
-    ({"checkpoint": {"volume": "other"}}, "spec.checkpoint cannot change"),
+    ({"checkpoint": {"volume": "other"}}, "spec.checkpoint.volume and folder cannot change"),
     ({"batch": {"global": 16}}, "spec.batch.global cannot change"),
     ({"nodes": {"max": 2}}, "spec.nodes cannot change while the job runs: set spec.suspend to true first"),
     ({"template": {"image": "other"}}, "spec.template cannot change while the job runs"),
@@ -82,7 +84,12 @@ def test_what_must_not_change_while_running_is_refused(elsewhere: Space, change:
 
 
 def test_what_may_change_while_running_is_accepted(elsewhere: Space) -> None:
-    for change in ({"budget": {"totalUSD": 9}}, {"efficiency": {"threshold": 0.7}}, {"ttlSecondsAfterFinished": 60}):
+    for change in (
+        {"budget": {"totalUSD": 9}},
+        {"efficiency": {"threshold": 0.7}},
+        {"ttlSecondsAfterFinished": 60},
+        {"checkpoint": {"keep": 5}},
+    ):
         done = elsewhere.patch("elsewhere", change)
         assert done.returncode == 0, done.stderr
 

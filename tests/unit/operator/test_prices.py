@@ -38,7 +38,7 @@ def test_a_missing_price_is_none_and_not_zero() -> None:
 def test_the_most_specific_override_wins() -> None:
     rows = [
         {"instanceType": "p3.2xlarge", "hourlyUSD": 2.0},
-        {"instanceType": "p3.2xlarge", "hourlyUSD": 1.5, "capacityType": "spot"},
+        {"instanceType": "p3.2xlarge", "hourlyUSD": 1.5, "capacityType": "Spot"},
         {"instanceType": "p3.2xlarge", "hourlyUSD": 1.0, "zone": "a", "asOf": "2026-09-01", "source": "contract"},
     ]
     book = BOOK.overridden(json.dumps(rows))

@@ -98,6 +98,11 @@ class Torchrun:
             self._reader.join(timeout=1.0)
         return code
 
+    def terminate(self) -> None:
+        """Sends SIGTERM to torchrun, which passes it on to its ranks and kills them when its own patience ends."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.terminate()
+
     def kill(self) -> None:
         """Kills torchrun and every descendant of this agent at once, and waits until they are gone.
 

@@ -8,7 +8,7 @@ import signal
 import types
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from cost_aware_trainer.contract import ENV_ATTEMPT, ENV_CONTROL_FILE, ENV_RESULT_FILE, Control, RunResult
 
@@ -67,14 +67,17 @@ class StepsLog:
     """One JSON line for each step, appended; on ranks without a path it writes nothing."""
 
     def __init__(self, path: Path | None) -> None:
-        if path:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = path.open("a", buffering=1) if path else None
+        self._path = path
+        self._file: TextIO | None = None
 
     def write(self, entry: dict[str, Any]) -> None:
-        """Appends one line."""
-        if self._file:
-            self._file.write(json.dumps(entry) + "\n")
+        """Appends one line. The file is opened with the first: by then its folder is known to be writable."""
+        if self._path is None:
+            return
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a", buffering=1)
+        self._file.write(json.dumps(entry) + "\n")
 
     def close(self) -> None:
         """Closes the file."""

@@ -38,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
 _RENDEZVOUS_TIMEOUT_SECONDS = 180
+_OWN_PROGRAM_TIMEOUT_SECONDS = 40
+"""How long torchrun gives a user's own program to end after SIGTERM; within the agent's own grace."""
 _SHUTDOWN_TIMEOUT_SECONDS = 5
 """How long torchrun lets the peers of a failed rank live; they can do nothing useful in that time."""
 
@@ -88,7 +90,7 @@ def torchrun_command(order: RunOrder, index: int, port: int) -> list[str]:
         f"--master-port={port}",
         f"--rdzv-id={order.job}-{order.attempt}",
         f"--rdzv-conf=timeout={_RENDEZVOUS_TIMEOUT_SECONDS}",
-        f"--shutdown-timeout={_SHUTDOWN_TIMEOUT_SECONDS}",
+        f"--shutdown-timeout={_SHUTDOWN_TIMEOUT_SECONDS if order.plan is not None else _OWN_PROGRAM_TIMEOUT_SECONDS}",
         "--max-restarts=0",
         *order.entry,
     ]
@@ -266,6 +268,9 @@ class Supervisor:
                 self._stop_deadline_seconds = now_seconds + self._settings.grace_seconds
                 control = Control(attempt=self._order.attempt, stop=True)
                 write_atomically(self._attempt_folder(self._order) / "control.json", control.to_json())
+                if self._order.plan is None:
+                    # a user's own program knows no control file, but may know what SIGTERM means
+                    self._torchrun.terminate()
                 logger.info("asked the ranks to checkpoint within %.0f s", self._settings.grace_seconds)
             if now_seconds < self._stop_deadline_seconds:
                 return None

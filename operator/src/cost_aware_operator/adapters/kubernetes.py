@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
+import aiohttp
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 
@@ -69,6 +70,15 @@ async def connect(kubeconfig: str | None = None) -> client.ApiClient:
     return client.ApiClient()
 
 
+def default_namespace() -> str:
+    """The namespace of the kubeconfig's current context, as kubectl takes it."""
+    try:
+        _, current = config.list_kube_config_contexts()
+    except config.ConfigException:
+        return "default"
+    return str(current["context"].get("namespace") or "default")
+
+
 class Cluster:
     """All calls that the operator makes to the API server."""
 
@@ -96,9 +106,14 @@ class Cluster:
             await answer.read()
         except ApiException as error:
             raise ApiError(error.status or 0, str(error.reason)) from error
-        except (OSError, TimeoutError) as error:
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ApiError(0, f"the API server cannot be reached: {error!r}") from error
-        document: dict[str, Any] = json.loads(answer.data or b"{}")
+        try:
+            document: dict[str, Any] = json.loads(answer.data or b"{}")
+        except ValueError as error:
+            raise ApiError(
+                answer.status, f"something that is not the API server answered: {answer.data[:200]!r}"
+            ) from error
         if not 200 <= answer.status < 300:
             kind = ConflictError if answer.status == 409 else ApiError
             raise kind(answer.status, str(document.get("message", answer.reason)))
@@ -175,10 +190,11 @@ class Cluster:
             written = await self._call("PUT", f"{path}/{quote(metadata['name'])}", versioned, fieldManager=FIELD_OWNER)
         return str(written["metadata"]["resourceVersion"])
 
-    async def suspend_job(self, key: JobKey, suspend: bool) -> None:
-        """Sets a Job's `suspend`, nothing else: the rest of it cannot change while it runs."""
+    async def set_job(self, key: JobKey, *, suspend: bool, active_deadline_seconds: int | None) -> None:
+        """Sets what of a Job may change while it runs, and nothing else."""
         path = f"{_PATHS['Job'].format(quote(key.namespace))}/{quote(key.name)}"
-        await self._call("PATCH", path, {"spec": {"suspend": suspend}}, MERGE, fieldManager=FIELD_OWNER)
+        spec = {"suspend": suspend, "activeDeadlineSeconds": active_deadline_seconds}
+        await self._call("PATCH", path, {"spec": spec}, MERGE, fieldManager=FIELD_OWNER)
 
     async def write_status(self, job: TrainingJob, status: Mapping[str, Any]) -> None:
         """The whole status, by server-side apply on the subresource: what is left out is removed.

@@ -203,7 +203,7 @@ class EfficiencySpec(ApiModel):
     """When the run counts as efficient."""
 
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """The condition Efficient is False while the compute share of the ranks' time is lower than this."""
+    """The condition Efficient is False while less than this share of the ranks' time moves the weights (compute, optimizer)."""
 
 
 class BudgetSpec(ApiModel):
@@ -223,9 +223,9 @@ class CheckpointSpec(ApiModel):
     folder: Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")] | None = None
     """The folder in it; absent means one of the job's own. Naming an earlier job's folder continues that run."""
     interval_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
-    """Seconds between periodic checkpoints."""
+    """Seconds between periodic checkpoints. A change is in force from the next attempt on."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
-    """How many of the newest checkpoints stay."""
+    """How many of the newest checkpoints stay. A change is in force from the next attempt on."""
 
 
 PRESERVE: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
@@ -310,7 +310,12 @@ class JobSpec(ApiModel):
             ),
             _immutable("model"),
             _immutable("trainer"),
-            _immutable("checkpoint"),
+            cel(
+                "self.checkpoint.volume == oldSelf.checkpoint.volume"
+                " && has(self.checkpoint.folder) == has(oldSelf.checkpoint.folder)"
+                " && (!has(self.checkpoint.folder) || self.checkpoint.folder == oldSelf.checkpoint.folder)",
+                "spec.checkpoint.volume and folder cannot change: the run's checkpoints lie there; create another job instead",
+            ),
             cel(
                 "self.batch.global == oldSelf.batch.global",
                 "spec.batch.global cannot change: the run's samples and schedule belong to it; create another job instead",
@@ -344,9 +349,9 @@ class JobSpec(ApiModel):
     """Samples of a step."""
     parallelism: ParallelismSpec | None = None
     """Degrees; absent means planned."""
-    nodes: NodesSpec = Field(default_factory=NodesSpec)
+    nodes: NodesSpec = Field(default_factory=NodesSpec, json_schema_extra={"default": {}})
     """Where it runs."""
-    efficiency: EfficiencySpec = Field(default_factory=EfficiencySpec)
+    efficiency: EfficiencySpec = Field(default_factory=EfficiencySpec, json_schema_extra={"default": {}})
     """When it counts as efficient."""
     budget: BudgetSpec | None = None
     """What it may cost."""

@@ -107,7 +107,7 @@ class Operator:
                 price_file(self.settings.prices_file),
                 defaults_file(self.settings.pod_defaults_file),
                 self.clock,
-                float(self.settings.scrape_interval_seconds),
+                self.settings.scrape_interval_seconds,
             ),
             memories=self.memories,
             clock=self.clock,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Mapping
@@ -27,7 +28,7 @@ class Settings:
     pod_defaults_file: Path | None
     watch_namespaces: tuple[str, ...]
     """Empty means all."""
-    scrape_interval_seconds: int
+    scrape_interval_seconds: float
     scrape_concurrency: int
     workers: int
     port: int
@@ -49,12 +50,23 @@ class Settings:
             prices_file=Path(prices) if prices else None,
             pod_defaults_file=Path(defaults) if defaults else None,
             watch_namespaces=tuple(n for n in environment.get("CATJ_WATCH_NAMESPACES", "").split(",") if n),
-            scrape_interval_seconds=_positive(environment, "CATJ_SCRAPE_INTERVAL_SECONDS", 5),
+            scrape_interval_seconds=_seconds(environment, "CATJ_SCRAPE_INTERVAL_SECONDS", 5.0),
             scrape_concurrency=_positive(environment, "CATJ_SCRAPE_CONCURRENCY", 64),
             workers=_positive(environment, "CATJ_WORKERS", 8),
             port=_positive(environment, "CATJ_PORT", 8080),
             log_level=environment.get("CATJ_LOG_LEVEL", "INFO").upper(),
         )
+
+
+def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
+    text = environment.get(name, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = math.nan
+    if not 0.5 <= value <= 3600:
+        raise SettingsError(f"{name} must be a number of seconds from 0.5 to 3600, got {text!r}")
+    return value
 
 
 def _positive(environment: Mapping[str, str], name: str, default: int) -> int:

@@ -68,7 +68,10 @@ class Telemetry:
             for phase, share in shares.items():
                 self._share.labels(*names, phase).set(share)
         if status.cost is not None:
-            self._hourly.labels(*names).set(status.cost.hourly_usd or 0.0)
+            if status.cost.hourly_usd is not None:
+                self._hourly.labels(*names).set(status.cost.hourly_usd)
+            else:
+                self._hourly.remove_by_labels({"namespace": names[0], "job": names[1]})
             for cause, usd in status.cost.by_cause.model_dump().items():
                 self._usd.labels(*names, cause).set(usd)
 

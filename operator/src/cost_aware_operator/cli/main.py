@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.live import Live
 
-from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, connect
+from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, connect, default_namespace
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.api.status import JobState, JobStatus
 from cost_aware_operator.cli.views import live, one_line, summary
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     status = verbs.add_parser("status", help="one job's state, progress, efficiency and dollars, now")
     for verb in (watch, status):
         verb.add_argument("name", help="the job's name")
-        verb.add_argument("-n", "--namespace", default="default", help="its namespace (default: default)")
+        verb.add_argument("-n", "--namespace", help="its namespace (default: the kubeconfig's)")
     return result
 
 
@@ -76,7 +76,7 @@ async def _show(cluster: Cluster, key: JobKey, console: Console) -> int:
 
 async def _run(arguments: argparse.Namespace) -> int:
     console = Console()
-    key = JobKey(arguments.namespace, arguments.name)
+    key = JobKey(arguments.namespace or default_namespace(), arguments.name)
     try:
         api = await connect()
     except ApiError as error:

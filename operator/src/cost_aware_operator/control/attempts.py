@@ -17,6 +17,8 @@ from cost_aware_trainer.contract import AgentPhase, AgentStatus, RunResult
 
 FRUITLESS_LIMIT = 5
 """Attempts in a row without a new checkpoint, after which the run is given up: something ends it every time."""
+LONG_ATTEMPT = timedelta(minutes=30)
+"""An attempt that lived this long was not fruitless, whether or not its checkpoints could be seen."""
 RETRY_SECONDS = (0, 5, 15, 30, 60)
 """How long to wait before the next attempt, by the number of fruitless ones before it."""
 
@@ -69,7 +71,7 @@ Step = Wait | Start | Tell | Steady | Complete | GiveUp
 
 def next_step(facts: Facts, plan: Plan) -> Step:
     """What to do about the newest attempt. The first of these that has an answer decides."""
-    for check in (_completed, _invalid, _fruitless, _absent, _untold, _replaced, _ended):
+    for check in (completed, _invalid, _fruitless, _absent, _untold, _replaced, _ended):
         step = check(facts, plan)
         if step is not None:
             return step
@@ -82,7 +84,8 @@ def _current(facts: Facts) -> list[tuple[PodView, AgentStatus]]:
     return sorted(pairs, key=lambda pair: pair[0].index)
 
 
-def _completed(facts: Facts, plan: Plan) -> Step | None:
+def completed(facts: Facts, plan: Plan) -> Step | None:
+    """Whether the last step is done: an agent says so, or a pod ended well while the operator was away."""
     done = [a for _, a in _current(facts) if a.phase is AgentPhase.COMPLETED and a.attempt == facts.record.attempt]
     if done:
         return Complete(next((a.result for a in done if a.result is not None), None))
@@ -99,13 +102,21 @@ def _invalid(facts: Facts, plan: Plan) -> Step | None:
     return None
 
 
+def fruitful(facts: Facts) -> bool:
+    """Whether the newest attempt got the run on: it added a checkpoint, or lived long where none can be seen."""
+    record = facts.record
+    lived = facts.now - record.attempt_at if record.attempt_at is not None else timedelta(0)
+    return record.newest_checkpoint > record.attempt_checkpoint or lived >= LONG_ATTEMPT
+
+
 def _fruitless(facts: Facts, plan: Plan) -> Step | None:
-    if facts.record.fruitless < FRUITLESS_LIMIT or not _ended_badly(facts):
+    in_a_row = facts.record.fruitless + 1
+    if in_a_row < FRUITLESS_LIMIT or not _ended_badly(facts) or fruitful(facts):
         return None
     last = next((f"pod {p.name}: {_said(a)}" for p, a in _current(facts) if a.phase is AgentPhase.FAILED), "")
     return GiveUp(
         "RestartsExhausted",
-        f"{facts.record.fruitless} attempts in a row ended without a new checkpoint; the last: {last or 'pods were lost'}. "
+        f"{in_a_row} attempts in a row ended without a new checkpoint; the last: {last or 'pods were lost'}. "
         "Read the pods' logs; a shorter checkpoint.intervalSeconds helps where pods live briefly",
     )
 
@@ -121,6 +132,8 @@ def _absent(facts: Facts, plan: Plan) -> Step | None:
     image = any(p.image_problem for p in facts.pods if p.index in missing)
     reason = "ImagePullFailing" if image else "WaitingForPods"
     said = "; ".join(problems) or f"{len(present)} of {plan.nodes} pods are up"
+    if not problems and not facts.pods and facts.child is not None:
+        said += f"; if that lasts, `kubectl describe job {facts.job.key.name} -n {facts.job.key.namespace}` says why"
     deadline = _startup_deadline(facts)
     if deadline is None:
         return Wait(reason, said)

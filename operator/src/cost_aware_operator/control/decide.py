@@ -20,8 +20,6 @@ LAUNCH_SECONDS = 1.0
 """How often while an attempt is being started or ends: every second of it is paid for."""
 BLOCKED_SECONDS = 15.0
 """How often a rejected job is looked at: what it lacks (a volume, a price) may have appeared without an event."""
-LONG_ATTEMPT = timedelta(minutes=30)
-"""An attempt that lived this long was not fruitless, whether or not its checkpoints could be seen."""
 
 
 def decide(facts: Facts) -> Decision:
@@ -33,11 +31,17 @@ def decide(facts: Facts) -> Decision:
     if record.ended_at is not None:
         return _finished(facts, answer)
     if isinstance(answer, Refusal):
-        return rejected(facts, answer)
+        in_force = _plan_in_force(facts, answer)
+        if in_force is None:
+            return rejected(facts, answer)
+        answer = in_force
     if facts.missing_claims and facts.child is None:
         return rejected(facts, _missing(facts))
     if facts.child is not None and facts.child.failure is not None:
         return _failed(facts, answer, *facts.child.failure)
+    if isinstance(attempts.completed(facts, answer), attempts.Complete):
+        # before budget and suspension: what is done is done
+        return _running(facts, answer)
     budget = facts.job.spec.budget
     if budget is not None and record.ledger.accrued_usd >= budget.total_usd:
         if budget.on_exhausted is OnExhausted.FAIL:
@@ -53,6 +57,24 @@ def decide(facts: Facts) -> Decision:
             facts, Situation(Outcome.STARTING, plan=answer), replace_child=True, requeue_seconds=LAUNCH_SECONDS
         )
     return _running(facts, answer)
+
+
+def _plan_in_force(facts: Facts, refusal: Refusal) -> Plan | None:
+    """The plan that running pods were made by, where a new one would be refused: they go on, whatever has changed since."""
+    plan = facts.job.status.plan
+    if plan is None or facts.child is None or facts.child.suspended:
+        return None
+    return Plan(
+        data=plan.data,
+        tensor=plan.tensor,
+        pipeline=plan.pipeline,
+        nodes=plan.nodes,
+        ranks_per_node=plan.ranks // plan.nodes,
+        micro_batch=plan.micro_batch,
+        memory_gib=plan.predicted.memory_gib,
+        hourly_usd=plan.predicted.hourly_usd,
+        explanation=f"in force since it was made; today it would be refused: {refusal.message}",
+    )
 
 
 def _newest_checkpoint(facts: Facts) -> int:
@@ -73,10 +95,9 @@ def _missing(facts: Facts) -> Refusal:
 
 
 def rejected(facts: Facts, refusal: Refusal) -> Decision:
-    """No pod is started. Pods that run already stay: what was allowed when they began must not stop them now."""
+    """No pod is started."""
     situation = Situation(Outcome.REJECTED, reason=refusal.reason, message=refusal.message)
-    running = facts.child is not None and not facts.child.suspended
-    return _decision(facts, situation, want_pods=running, requeue_seconds=BLOCKED_SECONDS)
+    return _decision(facts, situation, requeue_seconds=BLOCKED_SECONDS)
 
 
 def _stopped(facts: Facts, plan: Plan, outcome: Outcome) -> Decision:
@@ -152,7 +173,8 @@ def _running(facts: Facts, plan: Plan) -> Decision:
             outcome = Outcome.RESTARTING if facts.record.attempt > 0 else Outcome.STARTING
             situation = Situation(outcome, plan=plan, reason=reason, message=message)
             return _decision(facts, situation, want_pods=True, requeue_seconds=LAUNCH_SECONDS)
-    stepping = any(s.steps > 0 for s in current_samples(facts))
+    # a user's own program may tell no steps: that torchrun runs is all that can be known
+    stepping = facts.job.spec.trainer.config is None or any(s.steps > 0 for s in current_samples(facts))
     situation = Situation(Outcome.RUNNING if stepping else Outcome.LAUNCHING, plan=plan, message="ranks are starting")
     requeue = facts.scrape_interval_seconds if stepping else LAUNCH_SECONDS
     return _decision(facts, situation, want_pods=True, requeue_seconds=requeue)
@@ -162,8 +184,6 @@ def _begun(facts: Facts, plan: Plan, members: dict[int, str]) -> tuple[Facts, Ru
     """The next attempt: its number is greater than any that was ever given out."""
     old = facts.record
     attempt = max([old.attempt, facts.job.status.attempt, *(a.attempt for a in facts.agents.values())]) + 1
-    lived = facts.now - old.attempt_at if old.attempt_at is not None else timedelta(0)
-    fruitful = old.newest_checkpoint > old.attempt_checkpoint or lived >= LONG_ATTEMPT
     record = old.model_copy(
         update={
             "attempt": attempt,
@@ -171,7 +191,7 @@ def _begun(facts: Facts, plan: Plan, members: dict[int, str]) -> tuple[Facts, Ru
             "members": members,
             "started_at": old.started_at or facts.now,
             "attempt_checkpoint": old.newest_checkpoint,
-            "fruitless": 0 if fruitful or old.attempt == 0 else old.fruitless + 1,
+            "fruitless": 0 if old.attempt == 0 or attempts.fruitful(facts) else old.fruitless + 1,
         }
     )
     return replace(facts, record=record), run_order(facts.job, plan, attempt)

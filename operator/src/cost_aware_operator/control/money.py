@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cost_aware_operator.api.spec import CapacityType
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.costs.prices import Price
 from cost_aware_operator.ledger.ledger import Cause, LedgerState, PodFacts, Progress, accrue
@@ -11,10 +12,15 @@ from cost_aware_trainer.contract import AgentPhase, Phase
 
 
 def price_of(facts: Facts, pod: PodView) -> Price | None:
-    """The price of the node under a pod, by the node's labels."""
+    """The price of the node under a pod, by the node's labels.
+
+    Where the node cannot be read, a manifest that allows one instance type says what it is.
+    """
     node = facts.nodes.get(pod.node or "")
     if node is None:
-        return None
+        nodes = facts.job.spec.nodes
+        only = nodes.instance_types[0] if len(nodes.instance_types) == 1 else None
+        return facts.prices.price(only, spot=nodes.capacity_type is CapacityType.SPOT)
     return facts.prices.price(node.instance_type, spot=node.spot, zone=node.zone)
 
 
@@ -70,6 +76,9 @@ def _otherwise(facts: Facts, pod: PodView, samples: tuple[RankSample, ...]) -> C
         return Cause.IDLE
     if facts.record.attempt == 0:
         return Cause.IDLE
+    if facts.job.spec.trainer.config is None and agent is not None and agent.phase is AgentPhase.RUNNING:
+        # a user's own program tells no phases: while it runs, it is taken to do what it is there for
+        return Cause.PRODUCTIVE
     stepping = any(s.attempt == facts.record.attempt and s.steps > 0 for s in samples)
     if stepping and (agent is None or agent.phase is AgentPhase.RUNNING):
         return Cause.IDLE

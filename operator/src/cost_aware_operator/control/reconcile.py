@@ -93,6 +93,8 @@ class Reconciler:
         pods = {p.uid: p for p in facts.pods}
         secret_token = token(self._key_material, job.key, job.uid)
         if decision.tell and decision.order is not None:
+            # written again with every attempt: should the operator's key have changed, running agents learn of it
+            await self._cluster.apply(secret(job, secret_token))
             await self._ranks.order([pods[uid] for uid in decision.tell], decision.order, secret_token)
         if decision.release:
             release = Release(attempt=decision.record.attempt, complete=True)
@@ -131,8 +133,9 @@ class Reconciler:
                 )
             return None
         finished = child.complete or child.failure is not None
-        if not finished and not child.deleting and child.suspended == decision.want_pods:
-            await self._cluster.suspend_job(job.key, not decision.want_pods)
+        wanted = (not decision.want_pods, job.spec.active_deadline_seconds)
+        if not finished and not child.deleting and (child.suspended, child.active_deadline_seconds) != wanted:
+            await self._cluster.set_job(job.key, suspend=wanted[0], active_deadline_seconds=wanted[1])
         return None
 
     async def _save(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory) -> None:

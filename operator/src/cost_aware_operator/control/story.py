@@ -136,11 +136,16 @@ def _priced(facts: Facts, situation: Situation) -> list[Row]:
     if unpriced:
         node = facts.nodes.get(unpriced[0].node or "")
         kind = node.instance_type if node is not None else None
-        what = f"instance type {kind!r} is not in the price book" if kind else "the node has no instance-type label"
+        if node is None:
+            what = (
+                "the operator may not read the node, and spec.nodes.instanceTypes does not name the one type it can be"
+            )
+        else:
+            what = f"instance type {kind!r} is not in the price book" if kind else "the node has no instance-type label"
         message = (
             f"pod {unpriced[0].name} runs on node {unpriced[0].node}: {what}. Its time is counted in "
             "status.cost.unpricedPodSeconds, not in dollars: give the price in the operator's price ConfigMap"
-            + ("" if kind else ", or label the node node.kubernetes.io/instance-type")
+            + ("" if kind or node is None else ", or label the node node.kubernetes.io/instance-type")
         )
         return [(ConditionType.PRICE_KNOWN, ConditionStatus.FALSE, "NoPrice", message)]
     priced = [price for p in facts.pods if (price := price_of(facts, p)) is not None]

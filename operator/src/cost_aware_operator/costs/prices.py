@@ -75,7 +75,7 @@ class PriceBook:
         """
         if instance_type is None:
             return None
-        capacity = "spot" if spot else "on-demand"
+        capacity = "Spot" if spot else "OnDemand"
         matching = [
             o
             for o in self.overrides
@@ -116,8 +116,8 @@ def _override(index: int, row: Any) -> Override:
     if isinstance(hourly, bool) or not isinstance(hourly, int | float) or not math.isfinite(hourly) or hourly <= 0:
         raise PriceError(f"{where} ({instance_type}): hourlyUSD must be a positive number of dollars, got {hourly!r}")
     capacity = row.get("capacityType")
-    if capacity not in (None, "on-demand", "spot"):
-        raise PriceError(f"{where} ({instance_type}): capacityType must be on-demand or spot, got {capacity!r}")
+    if capacity not in (None, "OnDemand", "Spot"):
+        raise PriceError(f"{where} ({instance_type}): capacityType must be OnDemand or Spot, got {capacity!r}")
     price = Price(float(hourly), str(row.get("source") or "price ConfigMap"), str(row.get("asOf") or "undated"))
     return Override(instance_type, price, capacity, row.get("zone"))
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 DEFAULT_IMAGE = "cost-aware-trainer:latest"
@@ -15,7 +15,7 @@ class PodDefaults(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", alias_generator=to_camel, populate_by_name=True)
 
-    image: str = DEFAULT_IMAGE
+    image: Annotated[str, AfterValidator(lambda image: image or DEFAULT_IMAGE)] = DEFAULT_IMAGE
     image_pull_policy: str | None = None
     env: tuple[dict[str, Any], ...] = ()
     volumes: tuple[dict[str, Any], ...] = ()

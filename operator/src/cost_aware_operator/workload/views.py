@@ -55,6 +55,7 @@ class ChildJobView:
     failure: tuple[str, str] | None
     started_at: datetime | None
     created_at: datetime
+    active_deadline_seconds: int | None = None
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,7 @@ def child_job_view(document: Mapping[str, Any]) -> ChildJobView:
         failure=(failed.get("reason", "JobFailed"), failed.get("message", "")) if failed else None,
         started_at=_time(status.get("startTime")),
         created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
+        active_deadline_seconds=document["spec"].get("activeDeadlineSeconds"),
     )
 
 
