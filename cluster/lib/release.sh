@@ -11,10 +11,13 @@ install() {
   # The image's tag never changes, so what it was made from goes into the pods: a new image rolls them.
   local content
   content="$(docker image inspect --format "{{index .Config.Labels \"${content_label}\"}}" cost-aware-operator:dev)"
-  # Tests may have applied the CustomResourceDefinition before the chart did.
+  # Somebody may have applied the CustomResourceDefinition before the chart did. Helm 4 applies on the server, where that is
+  # a conflict of field owners; Helm 3 has no such flag and needs none.
+  local force=()
+  if helm upgrade --help | grep -q -- --force-conflicts; then force=(--force-conflicts); fi
   helm upgrade --install "${release}" "${repository}/charts/cost-aware-training-operator" --namespace "${operator_namespace}" \
     --values "${here}/values.yaml" --set-string "podAnnotations.costaware\\.dev/image-content=${content}" \
-    --take-ownership --wait --timeout 3m >/dev/null
+    --take-ownership "${force[@]}" --wait --timeout 3m >/dev/null
 }
 
 uninstall() {

@@ -131,9 +131,10 @@ def accrue(state: LedgerState, pods: Sequence[PodFacts], progress: Progress, now
     """
     book = _Book(dict(state.usd), state.transfer_usd, state.pod_seconds, state.unpriced_pod_seconds)
     known = {account.uid: account for account in state.accounts}
+    crossing = _crossing_zones(pods)
     for pod in pods:
         account = known.pop(pod.uid) if pod.uid in known else _opened(pod)
-        _book_pod(book, account, pod, _crosses_zones(pod, pods), now)
+        _book_pod(book, account, pod, pod.uid in crossing, now)
     for account in known.values():
         _book_gone(book, account, pods)
     _book_rework(book, state, progress)
@@ -167,11 +168,11 @@ def _opened(pod: PodFacts) -> PodAccount:
     )
 
 
-def _crosses_zones(pod: PodFacts, pods: Sequence[PodFacts]) -> bool:
-    """Whether a ring's next pod lies in another zone."""
+def _crossing_zones(pods: Sequence[PodFacts]) -> set[str]:
+    """The uids of pods whose next one in the ring of all that are up lies in another zone."""
     ring = sorted((p for p in pods if p.ended_at is None), key=lambda p: p.index)
-    following = next((p for p in ring if p.index > pod.index), ring[0] if ring else pod)
-    return pod.zone is not None and following.zone is not None and following.zone != pod.zone
+    following = [*ring[1:], *ring[:1]]
+    return {p.uid for p, n in zip(ring, following, strict=True) if p.zone and n.zone and p.zone != n.zone}
 
 
 def _book_pod(book: _Book, account: PodAccount, pod: PodFacts, crosses: bool, now: datetime) -> None:
