@@ -349,9 +349,11 @@ class JobSpec(ApiModel):
     """Samples of a step."""
     parallelism: ParallelismSpec | None = None
     """Degrees; absent means planned."""
-    nodes: NodesSpec = Field(default_factory=NodesSpec, json_schema_extra={"default": {}})
+    nodes: NodesSpec = Field(default_factory=NodesSpec, json_schema_extra={"default": NodesSpec().to_document()})
     """Where it runs."""
-    efficiency: EfficiencySpec = Field(default_factory=EfficiencySpec, json_schema_extra={"default": {}})
+    efficiency: EfficiencySpec = Field(
+        default_factory=EfficiencySpec, json_schema_extra={"default": EfficiencySpec().to_document()}
+    )
     """When it counts as efficient."""
     budget: BudgetSpec | None = None
     """What it may cost."""
