@@ -98,7 +98,7 @@ def test_ranks_that_died_begin_a_new_attempt_and_the_next_ones_wait_longer() -> 
 
 def test_attempts_that_never_reach_a_checkpoint_are_given_up_with_the_last_error() -> None:
     agents = {"pod-0": agent(0, AgentPhase.FAILED, message="CUDA out of memory"), "pod-1": agent(1, AgentPhase.FAILED)}
-    record = RECORD.model_copy(update={"fruitless": FRUITLESS_LIMIT})
+    record = RECORD.model_copy(update={"fruitless": FRUITLESS_LIMIT - 1})
     step = next_step(world(agents=agents, record=record), PLAN)
     assert isinstance(step, GiveUp)
     assert step.reason == "RestartsExhausted"

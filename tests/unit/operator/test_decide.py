@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from tests.unit.operator.factories import START, agent, child, facts, job, pod
+import pytest
+from tests.unit.operator.factories import BOOK, START, agent, child, facts, job, pod
 
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.status import ConditionStatus, ConditionType, JobState
+from cost_aware_operator.control.attempts import FRUITLESS_LIMIT
 from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.facts import MissingClaim
+from cost_aware_operator.control.decision import Decision
+from cost_aware_operator.control.facts import Facts, MissingClaim
 from cost_aware_operator.control.record import RunRecord
+from cost_aware_operator.costs.prices import PriceBook
 from cost_aware_operator.ledger.ledger import Cause, LedgerState
 from cost_aware_operator.observing.samples import RankSample, Scrape
 from cost_aware_operator.workload.views import NodeView
@@ -20,6 +25,12 @@ from cost_aware_trainer.contract import AgentPhase, Phase, RunResult
 MEMBERS = {0: "pod-0", 1: "pod-1"}
 RECORD = RunRecord(attempt=1, attempt_at=START, members=MEMBERS, started_at=START)
 RUNNING = {"pod-0": agent(0, AgentPhase.RUNNING), "pod-1": agent(1, AgentPhase.RUNNING)}
+SPENT = RECORD.model_copy(update={"ledger": LedgerState(usd={Cause.PRODUCTIVE: 5.0})})
+RESULT = RunResult(
+    outcome=AgentPhase.COMPLETED, step=100, total_steps=100, loss=1.5, heldout_loss=1.6, samples_checksum="ab"
+)
+DONE = {u: agent(i, AgentPhase.COMPLETED, result=RESULT) for i, u in MEMBERS.items()}
+OWN_PROGRAM: dict[str, Any] = {"trainer": {"config": None, "module": "mine.train"}}
 
 
 def sample(rank: int, seconds: float, compute: float = 0.9, **over: Any) -> RankSample:
@@ -144,35 +155,27 @@ def test_suspending_stops_the_pods_and_resuming_brings_them_back() -> None:
 
 
 def test_a_spent_budget_suspends_or_fails_as_the_manifest_says() -> None:
-    spent = RECORD.model_copy(update={"ledger": LedgerState(usd={Cause.PRODUCTIVE: 5.0})})
-    suspended = decide(running(given=job(budget={"totalUSD": 5.0}), record=spent))
+    suspended = decide(running(given=job(budget={"totalUSD": 5.0}), record=SPENT))
     assert not suspended.want_pods
     assert condition(suspended, ConditionType.BUDGET_EXHAUSTED).status is ConditionStatus.TRUE
-    raised = decide(running(given=job(budget={"totalUSD": 50.0}), record=spent))
+    raised = decide(running(given=job(budget={"totalUSD": 50.0}), record=SPENT))
     assert raised.want_pods
-    failed = decide(running(given=job(budget={"totalUSD": 5.0, "onExhausted": "Fail"}), record=spent))
+    failed = decide(running(given=job(budget={"totalUSD": 5.0, "onExhausted": "Fail"}), record=SPENT))
     assert failed.status.state is JobState.FAILED
 
 
 def test_completion_is_recorded_before_pods_are_let_go() -> None:
-    result = RunResult(
-        outcome=AgentPhase.COMPLETED, step=100, total_steps=100, loss=1.5, heldout_loss=1.6, samples_checksum="ab"
-    )
-    done = {u: agent(i, AgentPhase.COMPLETED, result=result) for i, u in MEMBERS.items()}
-    decision = decide(running(agents=done))
+    decision = decide(running(agents=DONE))
     assert decision.record.ended_at is not None
-    assert decision.result == result
+    assert decision.result == RESULT
     assert decision.urgent
     assert set(decision.release) == set(MEMBERS.values())
 
 
 def test_a_finished_job_succeeds_when_its_pods_have_ended_and_costs_nothing_more() -> None:
-    result = RunResult(
-        outcome=AgentPhase.COMPLETED, step=100, total_steps=100, loss=1.5, heldout_loss=1.6, samples_checksum="ab"
-    )
     ended = tuple(pod(i, phase="Succeeded", running=False, ended_at=START + timedelta(seconds=50)) for i in range(2))
     record = RECORD.model_copy(update={"ended_at": START + timedelta(seconds=45)})
-    given = facts(job(), 500.0, child=child(job(), complete=True), pods=ended, record=record, result=result)
+    given = facts(job(), 500.0, child=child(job(), complete=True), pods=ended, record=record, result=RESULT)
     decision = decide(given)
     assert decision.status.state is JobState.SUCCEEDED
     assert decision.status.progress is not None
@@ -211,3 +214,144 @@ def test_the_same_facts_give_the_same_status_and_no_event_twice() -> None:
     again = decide(running(given=job(first.status.to_document())))
     assert again.events == ()
     assert again.status == first.status
+
+
+def refused(**over: Any) -> Facts:
+    """Pods that run under their plan, for a manifest whose instance type has gone from the prices since."""
+    planned = running(given=job(nodes={"instanceTypes": ["p3.2xlarge"]}))
+    status = decide(planned).status.to_document()
+    given = job(status, nodes={"instanceTypes": ["p3.2xlarge"]}, **over.pop("spec", {}))
+    known = {name: i for name, i in BOOK.instances.items() if name != "p3.2xlarge"}
+    values = {"child": planned.child, "prices": PriceBook(known)}
+    return running(given=given, **(values | over))
+
+
+def test_running_pods_go_on_when_a_new_plan_would_be_refused() -> None:
+    decision = decide(refused())
+    assert decision.want_pods
+    assert not decision.replace_child
+    assert decision.status.state is JobState.RUNNING
+    planned = condition(decision, ConditionType.PLANNED)
+    assert planned.status is ConditionStatus.TRUE
+    assert "today it would be refused: spec.nodes.instanceTypes[0]" in planned.message
+    assert decision.plan is not None
+    assert (decision.plan.data, decision.plan.nodes, decision.plan.micro_batch) == (2, 2, 16)
+
+
+def test_a_plan_in_force_does_not_keep_suspend_and_budget_from_stopping_the_pods() -> None:
+    assert not decide(refused(spec={"suspend": True})).want_pods
+    assert not decide(refused(spec={"budget": {"totalUSD": 5.0}}, record=SPENT)).want_pods
+
+
+def test_suspended_pods_do_not_come_back_under_a_plan_that_would_be_refused() -> None:
+    stopped = decide(refused(child=replace(child(job()), suspended=True), pods=()))
+    assert not stopped.want_pods
+    assert stopped.status.state is JobState.REJECTED
+
+
+@pytest.mark.parametrize("action", ["Suspend", "Fail"])
+def test_completion_wins_over_a_budget_that_is_spent_in_the_same_reconcile(action: str) -> None:
+    given = job(budget={"totalUSD": 5.0, "onExhausted": action})
+    decision = decide(running(given=given, record=SPENT, agents=DONE))
+    completes(decision)
+
+
+def test_completion_wins_over_a_suspension_in_the_same_reconcile() -> None:
+    completes(decide(running(given=job(suspend=True), agents=DONE)))
+
+
+def test_completion_is_seen_where_a_new_plan_would_be_refused() -> None:
+    completes(decide(refused(agents=DONE)))
+
+
+def completes(decision: Decision) -> None:
+    assert decision.want_pods
+    assert decision.result == RESULT
+    assert decision.record.ended_at is not None
+    assert decision.record.failed is None
+    assert find(decision.status.conditions, ConditionType.SUSPENDED) is None
+    assert find(decision.status.conditions, ConditionType.BUDGET_EXHAUSTED) is None
+
+
+def test_the_limit_of_fruitless_attempts_counts_the_present_one() -> None:
+    ended = {u: agent(i, AgentPhase.FAILED, message="CUDA out of memory") for i, u in MEMBERS.items()}
+
+    def after(fruitless_before: int) -> Decision:
+        return decide(running(agents=ended, record=RECORD.model_copy(update={"fruitless": fruitless_before})))
+
+    assert after(FRUITLESS_LIMIT - 2).status.state is not JobState.FAILED
+    given_up = after(FRUITLESS_LIMIT - 1)
+    failed = condition(given_up, ConditionType.FAILED)
+    assert failed.reason == "RestartsExhausted"
+    assert failed.message.startswith(f"{FRUITLESS_LIMIT} attempts in a row")
+    assert "CUDA out of memory" in failed.message
+
+
+def test_an_attempt_with_a_new_checkpoint_is_never_given_up() -> None:
+    ended = {u: agent(i, AgentPhase.FAILED) for i, u in MEMBERS.items()}
+    saved = {f"pod-{i}": (sample(i, 40, checkpoint_step=30),) for i in range(2)}
+    record = RECORD.model_copy(update={"fruitless": FRUITLESS_LIMIT - 1, "attempt_at": START - timedelta(seconds=60)})
+    decision = decide(running(agents=ended, samples=saved, record=record))
+    assert decision.record.failed is None
+    assert decision.record.attempt == 2
+    assert decision.record.fruitless == 0
+
+
+def test_a_node_that_cannot_be_read_has_the_price_of_the_one_type_that_the_manifest_allows() -> None:
+    decision = decide(running(given=job(nodes={"instanceTypes": ["p3.2xlarge"]}), nodes={}))
+    assert condition(decision, ConditionType.PRICE_KNOWN).status is ConditionStatus.TRUE
+    assert decision.status.cost is not None
+    assert decision.status.cost.hourly_usd == 6.12
+    assert decision.status.cost.unpriced_pod_seconds == 0.0
+
+
+def test_a_node_that_cannot_be_read_has_the_spot_price_where_only_spot_is_allowed() -> None:
+    spot = decide(running(given=job(nodes={"instanceTypes": ["p5.48xlarge"], "capacityType": "Spot"}), nodes={}))
+    listed = BOOK.price("p5.48xlarge", spot=True)
+    assert listed is not None
+    assert spot.status.cost is not None
+    assert spot.status.cost.hourly_usd == pytest.approx(2 * listed.hourly_usd)
+
+
+@pytest.mark.parametrize("types", [[], ["p3.2xlarge", "p3.8xlarge"]])
+def test_a_node_that_cannot_be_read_has_no_price_where_it_could_be_of_several_types(types: list[str]) -> None:
+    decision = decide(running(given=job(nodes={"instanceTypes": types}), nodes={}))
+    priced = condition(decision, ConditionType.PRICE_KNOWN)
+    assert priced.status is ConditionStatus.FALSE
+    assert "spec.nodes.instanceTypes" in priced.message
+    assert decision.status.cost is not None
+    assert decision.status.cost.hourly_usd is None
+
+
+def test_a_program_of_one_s_own_is_running_and_its_time_productive_once_torchrun_runs_everywhere() -> None:
+    decision = decide(running(given=job(**OWN_PROGRAM), samples={}, scrapes=()))
+    assert decision.status.state is JobState.RUNNING
+    assert condition(decision, ConditionType.RUNNING).reason == "Training"
+    assert decision.status.cost is not None
+    assert decision.status.cost.by_cause.productive == decision.status.cost.accrued_usd > 0
+    assert find(decision.status.conditions, ConditionType.EFFICIENT) is None
+
+
+def test_a_program_of_one_s_own_does_not_run_before_every_agent_has_its_order() -> None:
+    agents = {"pod-0": agent(0, AgentPhase.RUNNING), "pod-1": agent(1, AgentPhase.WAITING, 0)}
+    decision = decide(running(given=job(**OWN_PROGRAM), samples={}, scrapes=(), agents=agents))
+    assert decision.status.state is JobState.STARTING
+    assert decision.tell == ("pod-1",)
+
+
+def test_how_often_it_is_saved_may_change_without_making_the_pods_anew() -> None:
+    planned = job()
+    changed = job(checkpoint={"intervalSeconds": 5, "keep": 9})
+    decision = decide(running(given=changed, child=child(planned)))
+    assert not decision.replace_child
+    assert decision.status.state is JobState.RUNNING
+    ended = {u: agent(i, AgentPhase.FAILED) for i, u in MEMBERS.items()}
+    order = decide(running(given=changed, child=child(planned), agents=ended)).order
+    assert order is not None
+    assert order.plan is not None
+    assert (order.plan.checkpoint.interval_seconds, order.plan.checkpoint.keep) == (5.0, 9)
+
+
+def test_where_no_pod_appears_the_message_says_where_to_look() -> None:
+    decision = decide(facts(child=child(job())))
+    assert "kubectl describe job gpt -n team" in condition(decision, ConditionType.RUNNING).message

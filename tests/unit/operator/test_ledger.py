@@ -47,6 +47,13 @@ def test_a_pod_stops_costing_when_it_ends() -> None:
     assert state.accrued_usd == pytest.approx(0.03)
 
 
+def test_seconds_booked_after_an_end_that_was_told_late_are_taken_back() -> None:
+    state = accrue(LedgerState(), [pod(otherwise=Cause.RESTART)], Progress(), at(12))
+    state = accrue(state, [pod(end=10, otherwise=Cause.IDLE)], Progress(), at(13))
+    assert state.pod_seconds == pytest.approx(10)
+    assert state.accrued_usd == pytest.approx(0.010)
+
+
 def test_an_unknown_price_is_counted_as_unpriced_seconds_and_not_as_no_dollars() -> None:
     state = accrue(LedgerState(), [pod(price=None)], Progress(), at(50))
     assert (state.accrued_usd, state.unpriced_pod_seconds) == (0.0, pytest.approx(50))
@@ -108,13 +115,14 @@ def test_the_state_survives_being_written_down() -> None:
     looks=st.lists(st.floats(0, 1000), max_size=12),
     crash_at=st.integers(0, 12),
     busy=st.floats(0, 1.5),
+    told_late=st.floats(0, 3),
 )
 def test_dollars_equal_pod_seconds_times_price_whatever_is_looked_at_when(
-    lives: list[tuple[float, float]], looks: list[float], crash_at: int, busy: float
+    lives: list[tuple[float, float]], looks: list[float], crash_at: int, busy: float, told_late: float
 ) -> None:
     """Looks at random times, one of which is lost as if the operator had died before saving."""
     state = LedgerState()
-    for i, now in enumerate([*sorted(looks), 1001.0]):
+    for i, now in enumerate([*sorted(looks), 1004.0]):
         pods = []
         for n, (start, length) in enumerate(lives):
             if start > now:
@@ -126,7 +134,7 @@ def test_dollars_equal_pod_seconds_times_price_whatever_is_looked_at_when(
                     n,
                     f"pod-{n}",
                     start=start,
-                    end=end if end <= now else None,
+                    end=end if end + told_late <= now else None,
                     attempt=1,
                     phase_seconds={Phase.COMPUTE: seen * busy * 0.7, Phase.COMMUNICATION: seen * busy * 0.3},
                 )

@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from cost_aware_operator.api.spec import JobSpec
+from cost_aware_operator.app.settings import Settings
+from cost_aware_operator.costs.prices import shipped
+from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
+from cost_aware_operator.workload.defaults import DEFAULT_IMAGE, PodDefaults
+
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "charts/cost-aware-training-operator"
 CRD = "costaware.dev_costawaretrainingjobs.yaml"
@@ -181,12 +187,57 @@ def test_prices_and_pod_defaults_arrive_as_files(tmp_path: Path) -> None:
         "env": [{"name": "A", "value": "b"}],
         "volumes": [{"name": "torch", "persistentVolumeClaim": {"claimName": "torch"}}],
         "volumeMounts": [{"name": "torch", "mountPath": "/opt/torch"}],
+        "resources": {"limits": {"memory": "2Gi"}},
     }
     values = tmp_path / "values.yaml"
     values.write_text(yaml.safe_dump({"prices": [row], "trainer": {"podDefaults": defaults}}))
     maps = {item["metadata"]["name"]: item["data"] for item in of_kind(render("--values", str(values)), "ConfigMap")}
     assert json.loads(maps["trial-cost-aware-training-operator-prices"]["prices.json"]) == [row]
     assert yaml.safe_load(maps["trial-cost-aware-training-operator-pod-defaults"]["defaults.yaml"]) == defaults
+
+
+@needs_helm
+def test_the_operator_reads_the_prices_and_pod_defaults_that_the_chart_writes(tmp_path: Path) -> None:
+    rows = [
+        {
+            "instanceType": "p3.2xlarge",
+            "capacityType": capacity,
+            "hourlyUSD": dollars,
+            "asOf": "2026-01-31",
+            "source": "a",
+        }
+        for capacity, dollars in (("OnDemand", 2.5), ("Spot", 0.5))
+    ]
+    values = tmp_path / "values.yaml"
+    values.write_text(yaml.safe_dump({"prices": rows, "trainer": {"podDefaults": {"resources": {"limits": {}}}}}))
+    prices, defaults = written("--values", str(values))
+    book = shipped().overridden(prices)
+    found = [book.price("p3.2xlarge", spot=spot) for spot in (False, True)]
+    assert [price.hourly_usd for price in found if price is not None] == [2.5, 0.5]
+    assert defaults.resources == {"limits": {}}
+
+
+@needs_helm
+def test_without_values_the_operator_s_own_defaults_hold() -> None:
+    prices, defaults = written()
+    assert shipped().overridden(prices) == shipped()
+    assert defaults.image == DEFAULT_IMAGE
+    assert not defaults.resources
+
+
+def written(*options: str) -> tuple[str, PodDefaults]:
+    """What the operator finds in its files."""
+    data = {key: text for item in of_kind(render(*options), "ConfigMap") for key, text in item["data"].items()}
+    return data["prices.json"], PodDefaults.model_validate(yaml.safe_load(data["defaults.yaml"]))
+
+
+@needs_helm
+@pytest.mark.parametrize("seconds", ["0.5", "2.5", "3600"])
+def test_every_scrape_interval_that_the_schema_allows_is_one_that_the_operator_takes(seconds: str) -> None:
+    deployment = one(render("--set-json", f"scrape.intervalSeconds={seconds}"), "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    environment = {item["name"]: item["value"] for item in container["env"] if "value" in item}
+    assert Settings.from_environment(environment).scrape_interval_seconds == float(seconds)
 
 
 @needs_helm
@@ -220,16 +271,35 @@ def test_the_definition_is_rendered_unchanged_and_kept() -> None:
         "logLevel=LOUD",
         "watchNamespaces={Team_A}",
         "prices[0].instanceType=a",
+        "scrape.intervalSeconds=0.4",
+        "scrape.intervalSeconds=3601",
+        "trainer.podDefaults.resources.limit=a",
     ],
 )
 def test_the_schema_refuses(setting: str) -> None:
-    result = helm("template", "trial", str(CHART), "--set", setting)
+    # `--set` makes a text of a fraction, and would have it refused for that
+    option = "--set-json" if setting.startswith("scrape.") else "--set"
+    result = helm("template", "trial", str(CHART), option, setting)
     assert result.returncode != 0
+    assert "want number" not in result.stderr
     assert "don't meet the specifications of the schema" in result.stderr
 
 
 def test_the_charts_definition_is_the_generated_one() -> None:
     assert (CHART / "files/crds" / CRD).read_text() == (ROOT / "crds" / CRD).read_text(), "run `make chart-crds`"
+
+
+def test_the_catalogue_s_examples_can_be_applied_and_planned() -> None:
+    annotations = yaml.safe_load((CHART / "Chart.yaml").read_text())["annotations"]
+    examples = yaml.safe_load(annotations["artifacthub.io/crdsExamples"])
+    (crd,) = yaml.safe_load(annotations["artifacthub.io/crds"])
+    assert examples
+    for example in examples:
+        assert (example["kind"], example["apiVersion"].rpartition("/")[2]) == (crd["kind"], crd["version"])
+        spec = JobSpec.model_validate(example["spec"])
+        assert isinstance(make_plan(PlanInput(spec, shipped())), Plan)
+        # what a rule asks for and a model cannot: the bundled trainer needs a shape
+        assert spec.trainer.config is None or spec.model is not None
 
 
 def test_every_value_is_described_by_the_schema() -> None:

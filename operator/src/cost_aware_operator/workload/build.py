@@ -73,8 +73,11 @@ def secret(job: TrainingJob, token: str) -> dict[str, Any]:
 
 
 def template_hash(job: TrainingJob, plan: Plan) -> str:
-    """Changes when the pods must be made anew; an upgrade of the operator alone does not change it."""
-    parts = job.spec.model_dump(mode="json", include={"template", "nodes", "trainer", "checkpoint"})
+    """Changes when the pods must be made anew; an upgrade of the operator alone does not change it.
+
+    Of `checkpoint`, volume and folder cannot change, and the rest comes with the next order.
+    """
+    parts = job.spec.model_dump(mode="json", include={"template", "nodes", "trainer"})
     text = json.dumps([parts, plan.nodes, plan.ranks_per_node], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
