@@ -195,11 +195,13 @@ def _book_pod(book: _Book, account: PodAccount, pod: PodFacts, crosses: bool, no
     if crosses:
         book.transfer_usd += sent / 1e9 * USD_PER_GB_BETWEEN_ZONES
     left = _spend(book, credit, seconds, pod.otherwise, hourly_usd)
+    if pod.ended_at is not None:
+        _take_back(book, (account.accounted_until - end).total_seconds(), pod.otherwise, hourly_usd)
     book.accounts.append(
         account.model_copy(
             update={
                 "hourly_usd": hourly_usd,
-                "accounted_until": max(end, account.accounted_until),
+                "accounted_until": end if pod.ended_at is not None else max(end, account.accounted_until),
                 "credit": left,
                 "closed": pod.ended_at is not None,
             }
@@ -227,6 +229,21 @@ def _spend(
     unexplained = max(0.0, seconds - available)
     book.usd[otherwise] = book.usd.get(otherwise, 0.0) + unexplained * usd_per_second
     return {phase: value * (1.0 - share) for phase, value in credit.items() if value * (1.0 - share) > 1e-9}
+
+
+def _take_back(book: _Book, seconds: float, otherwise: Cause, hourly_usd: float | None) -> None:
+    """Unbooks what was booked after a pod's end: a kubelet tells of the end a second or two after it."""
+    if seconds <= 0:
+        return
+    book.pod_seconds -= seconds
+    if hourly_usd is None:
+        book.unpriced_pod_seconds -= seconds
+    usd = seconds * (hourly_usd or 0.0) / 3600.0
+    # no rank reported steps in that time, so it was booked as unexplained; the rest are for safety
+    for cause in (otherwise, Cause.RESTART, Cause.IDLE, Cause.PRODUCTIVE, Cause.COMMUNICATION, Cause.CHECKPOINT):
+        part = min(usd, book.usd.get(cause, 0.0))
+        book.usd[cause] = book.usd.get(cause, 0.0) - part
+        usd -= part
 
 
 def _book_gone(book: _Book, account: PodAccount, pods: Sequence[PodFacts]) -> None:
