@@ -83,6 +83,10 @@ test-e2e: venv ## Whole training jobs on the cluster (needs cluster-up and image
 test-chaos: venv ## Training jobs while pods, nodes and the operator are killed (needs cluster-up and images)
 	pytest tests/chaos
 
+.PHONY: bench
+bench: venv ## Measures what the operator's core costs, by the number of pods
+	python bench/control_loop.py
+
 ## The cluster
 
 .PHONY: cluster-up

@@ -203,6 +203,25 @@ def test_ranks_that_ignore_the_stop_are_killed_at_the_deadline(start_agent, scri
     assert not Path(f"/proc/{rank}").exists()
 
 
+def test_a_user_s_own_program_is_told_by_sigterm_and_never_counts_as_complete(start_agent, script, tmp_path):
+    saved = tmp_path / "saved"
+    agent = start_agent("--grace-seconds=30")
+    program = f"""
+import pathlib, signal, sys, time
+def stop(*_):
+    pathlib.Path({str(saved)!r}).write_text("checkpoint")
+    sys.exit(0)
+signal.signal(signal.SIGTERM, stop)
+pathlib.Path({str(saved)!r}).write_text("running")
+time.sleep(600)
+"""
+    agent.send("/order", order_of(agent, 1, [script(program)]))
+    agent.wait_until(lambda: saved.exists() and saved.read_text() == "running")
+    agent.process.send_signal(signal.SIGTERM)
+    assert agent.process.wait(30) == EXIT_STOPPED
+    assert saved.read_text() == "checkpoint"
+
+
 def test_an_agent_without_a_release_leaves_after_lingering(start_agent, script):
     agent = start_agent("--linger-seconds=0.5")
     agent.send("/order", order_of(agent, 1, [script("pass")]))
