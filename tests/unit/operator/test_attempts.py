@@ -105,6 +105,17 @@ def test_attempts_that_never_reach_a_checkpoint_are_given_up_with_the_last_error
     assert "CUDA out of memory" in step.message
 
 
+def test_a_run_whose_pods_are_lost_every_time_before_a_checkpoint_is_given_up_too() -> None:
+    pods = (pod(0), pod(1, "new"))
+    agents = {"pod-0": agent(0, AgentPhase.RUNNING, 1), "new": agent(1, AgentPhase.WAITING, 0)}
+    record = RECORD.model_copy(update={"fruitless": FRUITLESS_LIMIT - 1})
+    step = next_step(world(pods=pods, agents=agents, record=record), PLAN)
+    assert isinstance(step, GiveUp)
+    assert "pods were lost" in step.message
+    saved = record.model_copy(update={"newest_checkpoint": 10})
+    assert isinstance(next_step(world(pods=pods, agents=agents, record=saved), PLAN), Start | Wait)
+
+
 def test_a_plan_that_can_never_work_fails_at_once_with_the_trainer_s_words() -> None:
     agents = {"pod-0": agent(0, AgentPhase.INVALID, message="train.bin is shorter than its manifest says")}
     step = next_step(world(agents=agents), PLAN)

@@ -95,9 +95,22 @@ class Operator:
         logger.info("%s leads", self.settings.identity)
         self.health.leading = True
         self.telemetry.leader.set(1)
+        try:
+            reconciler = await self._reconciler()
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self.settings.workers):
+                    group.create_task(work(self.queue, reconciler.reconcile, self.telemetry, self.clock.monotonic))
+                group.create_task(self._watch())
+                group.create_task(self._compare())
+        except Exception:
+            # without this the elector would go on renewing the Lease of a process that does nothing
+            logger.exception("the operator cannot go on")
+            os._exit(1)
+
+    async def _reconciler(self) -> Reconciler:
         made = base64.b64encode(secrets.token_bytes(32)).decode()
         stored = await self.cluster.secret_value(self.settings.namespace, self.settings.key_secret, "key", made)
-        reconciler = Reconciler(
+        return Reconciler(
             cluster=self.cluster,
             ranks=self._ranks,
             gatherer=Gatherer(
@@ -115,16 +128,6 @@ class Operator:
             published=self.telemetry.published,
             forgotten=self.telemetry.forgotten,
         )
-        try:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(self.settings.workers):
-                    group.create_task(work(self.queue, reconciler.reconcile, self.telemetry, self.clock.monotonic))
-                group.create_task(self._watch())
-                group.create_task(self._compare())
-        except* Exception:
-            # without this the elector would go on renewing the Lease of a process that does nothing
-            logger.exception("the operator cannot go on")
-            os._exit(1)
 
     async def _compare(self) -> None:
         suspects: set[tuple[JobKey, Version]] = set()

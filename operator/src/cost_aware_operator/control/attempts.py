@@ -111,7 +111,7 @@ def fruitful(facts: Facts) -> bool:
 
 def _fruitless(facts: Facts, plan: Plan) -> Step | None:
     in_a_row = facts.record.fruitless + 1
-    if in_a_row < FRUITLESS_LIMIT or not _ended_badly(facts) or fruitful(facts):
+    if in_a_row < FRUITLESS_LIMIT or fruitful(facts) or not (_ended_badly(facts) or _lost_a_pod(facts)):
         return None
     last = next((f"pod {p.name}: {_said(a)}" for p, a in _current(facts) if a.phase is AgentPhase.FAILED), "")
     return GiveUp(
@@ -119,6 +119,13 @@ def _fruitless(facts: Facts, plan: Plan) -> Step | None:
         f"{in_a_row} attempts in a row ended without a new checkpoint; the last: {last or 'pods were lost'}. "
         "Read the pods' logs; a shorter checkpoint.intervalSeconds helps where pods live briefly",
     )
+
+
+def _lost_a_pod(facts: Facts) -> bool:
+    """Whether a pod of the newest attempt is another one now. A user's own program may save where nobody sees it: not counted."""
+    if facts.job.spec.trainer.config is None:
+        return False
+    return any(facts.record.members.get(p.index) not in (None, p.uid) for p, _ in _current(facts))
 
 
 def _absent(facts: Facts, plan: Plan) -> Step | None:
