@@ -44,6 +44,7 @@ CONDITIONS = (
     ("Planned", "False", "BatchNotDivisible", "No node count in the range divides `batch.global`."),
     ("Planned", "False", "MemoryExceeded", "The model does not fit on a rank, whatever the node count."),
     ("Planned", "False", "VolumeMissing", "A PersistentVolumeClaim is missing. It is looked for again every 15 s."),
+    ("Planned", "False", "NameTaken", "A Job, Service or ConfigMap of a child's name belongs to something else. It is left alone."),
     ("Planned", "False", "PodsRefused", "The API server refused the pods: a wrong field in `template`, or a policy of the namespace."),
     ("PriceKnown", "True", "PriceFound", "The nodes' price is known; the message gives it, its source and its day."),
     ("PriceKnown", "False", "NoPrice", "A pod's node has no price or cannot be read. Its time is in `unpricedPodSeconds`."),

@@ -86,3 +86,28 @@ def test_pods_that_the_api_server_refuses(space: Space) -> None:
     message = refused(space, "bad-volume", "PodsRefused", template=template, without_pods=True)
     assert "spec.template" in message
     assert "nmae" in message
+
+
+@pytest.mark.parametrize("kind", ["Service", "ConfigMap", "Job"])
+def test_what_belongs_to_somebody_else_is_left_as_it_is(space: Space, kind: str) -> None:
+    name = f"taken-{kind.lower()}"
+    container = {"name": "c", "image": "cost-aware-trainer:dev", "command": ["true"]}
+    pods = {"template": {"spec": {"restartPolicy": "Never", "containers": [container]}}, "suspend": True}
+    foreign: dict[str, Any] = {
+        "Service": {"apiVersion": "v1", "spec": {"ports": [{"port": 80}], "selector": {"app": "web"}}},
+        "ConfigMap": {"apiVersion": "v1", "data": {"mine": "yes"}},
+        "Job": {"apiVersion": "batch/v1", "spec": pods},
+    }[kind]
+    named = f"{name}-run" if kind == "ConfigMap" else name
+    space.submit({"kind": kind, "metadata": {"name": named}} | foreign)
+    before = space.cluster.get(kind, named, "-n", space.name)
+    message = refused(space, name, "NameTaken", without_pods=True)
+    assert f"a {kind} '{named}'" in message
+    after = space.cluster.get(kind, named, "-n", space.name)
+    assert (after.get("spec"), after.get("data")) == (before.get("spec"), before.get("data"))
+    assert "ownerReferences" not in after["metadata"]
+    space.cluster.run("delete", kind, named, "-n", space.name)
+    space.wait(
+        name, lambda s: s.get("state") in ("Starting", "Running", "Restarting"), 30, "start once the name is free"
+    )
+    space.cluster.run("delete", "catj", name, "-n", space.name)

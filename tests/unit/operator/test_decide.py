@@ -355,3 +355,10 @@ def test_how_often_it_is_saved_may_change_without_making_the_pods_anew() -> None
 def test_where_no_pod_appears_the_message_says_where_to_look() -> None:
     decision = decide(facts(child=child(job())))
     assert "kubectl describe job gpt -n team" in condition(decision, ConditionType.RUNNING).message
+
+
+def test_a_name_that_something_else_has_is_left_alone_and_nothing_is_written_but_the_status() -> None:
+    decision = decide(facts(obstacle="metadata.name: a Service 'gpt' is in the namespace"))
+    assert decision.keep_off
+    assert not decision.want_pods
+    assert condition(decision, ConditionType.PLANNED).reason == "NameTaken"

@@ -49,6 +49,7 @@ class StoredData:
 
     data: Mapping[str, str]
     resource_version: str
+    owner_uids: frozenset[str]
 
 
 async def connect(kubeconfig: str | None = None) -> client.ApiClient:
@@ -68,6 +69,11 @@ async def connect(kubeconfig: str | None = None) -> client.ApiClient:
     except config.ConfigException as error:
         raise ApiError(0, f"no cluster to talk to: set KUBECONFIG to a kubeconfig file ({error})") from error
     return client.ApiClient()
+
+
+def owner_uids(document: Mapping[str, Any]) -> frozenset[str]:
+    """The uids of an object's owners."""
+    return frozenset(r["uid"] for r in document["metadata"].get("ownerReferences") or ())
 
 
 def default_namespace() -> str:
@@ -164,7 +170,12 @@ class Cluster:
         document = await self._get("ConfigMap", namespace, name)
         if document is None:
             return None
-        return StoredData(document.get("data") or {}, document["metadata"]["resourceVersion"])
+        return StoredData(document.get("data") or {}, document["metadata"]["resourceVersion"], owner_uids(document))
+
+    async def service_owners(self, key: JobKey) -> frozenset[str] | None:
+        """The owners' uids of the Service of a job's name; None where there is no such Service."""
+        document = await self._get("Service", key.namespace, key.name)
+        return None if document is None else owner_uids(document)
 
     async def apply(self, document: Mapping[str, Any]) -> dict[str, Any]:
         """Server-side apply; the fields written are ours, whoever had them."""

@@ -18,6 +18,8 @@ from cost_aware_trainer.contract import AgentPhase, RunOrder
 
 LAUNCH_SECONDS = 1.0
 """How often while an attempt is being started or ends: every second of it is paid for."""
+CLEARING_SECONDS = 3.0
+"""How often while an object of a child's name is in the way: mostly it is a deleted job's and about to go."""
 BLOCKED_SECONDS = 15.0
 """How often a rejected job is looked at: what it lacks (a volume, a price) may have appeared without an event."""
 
@@ -28,6 +30,10 @@ def decide(facts: Facts) -> Decision:
     facts = replace(facts, record=record)
     resources: dict[str, object] | None = facts.defaults.resources
     answer = make_plan(PlanInput(facts.job.spec, facts.prices, resources))
+    if facts.obstacle:
+        return replace(
+            rejected(facts, Refusal("NameTaken", facts.obstacle)), keep_off=True, requeue_seconds=CLEARING_SECONDS
+        )
     if record.ended_at is not None:
         return _finished(facts, answer)
     if isinstance(answer, Refusal):

@@ -24,6 +24,7 @@ class Decision:
     """The acts of one reconcile, in the order in which they are done.
 
     The record is saved before agents are told anything, the status is written once after all acts, events are posted last.
+    With `keep_off`, something else has the name of a child, and nothing but the status is written.
     """
 
     record: RunRecord
@@ -38,4 +39,5 @@ class Decision:
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     urgent: bool = False
+    keep_off: bool = False
     requeue_seconds: float | None = None

@@ -27,8 +27,9 @@ class MissingClaim:
 class Facts:
     """One job's world at one moment.
 
-    `pods` holds the pods that exist, `departed` those whose deletion was watched and not yet accounted. `agents` and `samples` are
-    by pod uid and hold only who answered. `scrapes` is the recent history, newest last.
+    `pods` holds the pods that exist, `departed` those whose deletion was watched and not yet accounted. `agents` and
+    `samples` are by pod uid and hold only who answered. `obstacle` names an object of a child's name that is not the job's.
+    `scrapes` is the recent history, newest last.
     """
 
     job: TrainingJob
@@ -43,6 +44,7 @@ class Facts:
     prices: PriceBook
     defaults: PodDefaults
     missing_claims: tuple[MissingClaim, ...] = ()
+    obstacle: str = ""
     agents: Mapping[str, AgentStatus] = field(default_factory=dict)
     samples: Mapping[str, tuple[RankSample, ...]] = field(default_factory=dict)
     scrapes: Sequence[Scrape] = ()

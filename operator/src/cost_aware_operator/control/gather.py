@@ -8,7 +8,7 @@ from typing import Protocol
 
 from cost_aware_operator.adapters.clock import Clock
 from cost_aware_operator.adapters.files import WatchedFile
-from cost_aware_operator.adapters.kubernetes import Cluster
+from cost_aware_operator.adapters.kubernetes import Cluster, owner_uids
 from cost_aware_operator.adapters.ranks import Ranks
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.control.facts import Facts, MissingClaim
@@ -76,18 +76,21 @@ class Gatherer:
 
     async def facts(self, job: TrainingJob, memory: Memory) -> Facts:
         """One job's world now."""
-        child, documents, (record, order, result), missing = await asyncio.gather(
+        child, documents, (record, order, result, foreign), missing = await asyncio.gather(
             self._cluster.child_job(job.key),
             self._cluster.pods(job.key.namespace, labels(job.key.name)),
             self._record(job, memory),
             self._missing_claims(job),
         )
+        obstacle = foreign
+        if child is not None and job.uid not in owner_uids(child):
+            obstacle, child = in_the_way("Job", job.key.name), None
         owner = child["metadata"]["uid"] if child is not None else None
         pods = tuple(
             view
             for document in documents
             # pods of an earlier job of the same name are somebody else's business
-            if _owned_by(document, owner) and (view := pod_view(document)) is not None
+            if owner in owner_uids(document) and (view := pod_view(document)) is not None
         )
         departed = tuple(p for uid, p in memory.departed.items() if uid not in {p.uid for p in pods})
         names = {p.node for p in (*pods, *departed) if p.node}
@@ -109,17 +112,22 @@ class Gatherer:
             prices=self._prices.value(),
             defaults=self._defaults.value(),
             missing_claims=missing,
+            obstacle=obstacle,
             agents=agents,
             samples=dict(memory.samples),
             scrapes=tuple(memory.scrapes),
             scrape_interval_seconds=self._scrape_interval_seconds,
         )
 
-    async def _record(self, job: TrainingJob, memory: Memory) -> tuple[RunRecord, RunOrder | None, RunResult | None]:
+    async def _record(
+        self, job: TrainingJob, memory: Memory
+    ) -> tuple[RunRecord, RunOrder | None, RunResult | None, str]:
         stored = await self._cluster.config_map(job.key.namespace, record_name(job.key.name))
         memory.record_version = stored.resource_version if stored is not None else None
-        if stored is None or not stored.data:
-            return RunRecord(), None, None
+        if stored is None:
+            return RunRecord(), None, None, ""
+        if job.uid not in stored.owner_uids:
+            return RunRecord(), None, None, in_the_way("ConfigMap", record_name(job.key.name))
         record, order, result = from_data(dict(stored.data))
         # between saves the ledger is ahead of what is stored; both lead to the same sums
         if (
@@ -130,7 +138,7 @@ class Gatherer:
             record = record.model_copy(
                 update={"ledger": memory.saved.ledger, "newest_checkpoint": memory.saved.newest_checkpoint}
             )
-        return record, order, result
+        return record, order, result, ""
 
     async def _missing_claims(self, job: TrainingJob) -> tuple[MissingClaim, ...]:
         claims = [("spec.checkpoint.volume", job.spec.checkpoint.volume)]
@@ -149,6 +157,9 @@ class Gatherer:
             memory.scrapes.append(Scrape(self._clock.monotonic(), ranks))
 
 
-def _owned_by(document: object, uid: str | None) -> bool:
-    references = document["metadata"].get("ownerReferences") or [] if isinstance(document, dict) else []
-    return uid is not None and any(r.get("uid") == uid for r in references)
+def in_the_way(kind: str, name: str) -> str:
+    """What to say when an object of a child's name is not the job's. Taking it over would break what it belongs to."""
+    return (
+        f"metadata.name: a {kind} {name!r} is in the namespace and belongs to something else, a deleted job of this name that is "
+        "still being cleaned up perhaps: wait until it is gone, or give this job another name"
+    )

@@ -18,7 +18,7 @@ from cost_aware_operator.api.job import JobKey, TrainingJob
 from cost_aware_operator.control.decide import decide, rejected
 from cost_aware_operator.control.decision import Decision
 from cost_aware_operator.control.facts import Facts
-from cost_aware_operator.control.gather import Gatherer
+from cost_aware_operator.control.gather import Gatherer, in_the_way
 from cost_aware_operator.control.memory import Memories, Memory
 from cost_aware_operator.control.record import to_data
 from cost_aware_operator.planning.plan import Refusal
@@ -120,6 +120,9 @@ class Reconciler:
         if child is None:
             if not decision.want_pods or decision.plan is None:
                 return None
+            owners = await self._cluster.service_owners(job.key)
+            if owners is not None and job.uid not in owners:
+                return Refusal("NameTaken", in_the_way("Service", job.key.name))
             try:
                 await self._cluster.apply(secret(job, token(self._key_material, job.key, job.uid)))
                 await self._cluster.apply(service(job))
@@ -140,6 +143,8 @@ class Reconciler:
 
     async def _save(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory) -> None:
         """The record, before anything is done that depends on it. A conflict means another leader: stop here."""
+        if decision.keep_off:
+            return
         stale = self._clock.monotonic() - memory.saved_at >= SAVE_SECONDS
         memory.dirty = memory.dirty or decision.record != memory.saved
         if not (memory.dirty and (decision.urgent or stale or memory.record_version is None)):
