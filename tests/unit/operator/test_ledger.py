@@ -94,8 +94,30 @@ def test_steps_that_are_trained_again_become_the_restart_s_dollars() -> None:
 
 def test_a_pod_that_vanished_unseen_is_paid_until_its_replacement_began() -> None:
     state = accrue(LedgerState(), [pod()], Progress(), at(10))
-    state = accrue(state, [pod(uid="b", start=30)], Progress(), at(40))
-    assert state.pod_seconds == pytest.approx(30 + 10)
+    for now in (40, 51, 60):
+        state = accrue(state, [pod(uid="b", start=30)], Progress(), at(now))
+    assert state.pod_seconds == pytest.approx(30 + 30)
+
+
+def test_a_pod_that_a_list_lacks_before_the_watch_tells_its_end_is_paid_to_that_end() -> None:
+    state = accrue(LedgerState(), [pod()], Progress(), at(10))
+    state = accrue(state, [], Progress(), at(13))
+    state = accrue(state, [pod(end=12)], Progress(), at(14))
+    assert state.pod_seconds == pytest.approx(12)
+
+
+def test_late_news_of_a_pod_that_was_paid_is_not_paid_again() -> None:
+    state = accrue(LedgerState(), [pod(end=20)], Progress(), at(21))
+    state = accrue(state, [], Progress(), at(22))
+    state = accrue(state, [pod(end=20)], Progress(), at(23))
+    assert state.pod_seconds == pytest.approx(20)
+    state = accrue(state, [pod(end=23)], Progress(), at(24))
+    assert state.pod_seconds == pytest.approx(20)
+
+
+def test_pods_that_are_long_gone_are_forgotten() -> None:
+    state = accrue(LedgerState(), [pod(end=20)], Progress(), at(21))
+    assert accrue(state, [], Progress(), at(3600)).accounts == ()
 
 
 def test_bytes_between_zones_cost_and_bytes_within_one_do_not() -> None:
@@ -116,9 +138,15 @@ def test_the_state_survives_being_written_down() -> None:
     crash_at=st.integers(0, 12),
     busy=st.floats(0, 1.5),
     told_late=st.floats(0, 3),
+    unseen=st.lists(st.booleans(), min_size=13, max_size=13),
 )
 def test_dollars_equal_pod_seconds_times_price_whatever_is_looked_at_when(
-    lives: list[tuple[float, float]], looks: list[float], crash_at: int, busy: float, told_late: float
+    lives: list[tuple[float, float]],
+    looks: list[float],
+    crash_at: int,
+    busy: float,
+    told_late: float,
+    unseen: list[bool],
 ) -> None:
     """Looks at random times, one of which is lost as if the operator had died before saving."""
     state = LedgerState()
@@ -128,6 +156,8 @@ def test_dollars_equal_pod_seconds_times_price_whatever_is_looked_at_when(
             if start > now:
                 continue
             end = start + length
+            if unseen[i] and end < now < end + 9:
+                continue  # deleted, and the watch has not told it yet
             seen = min(now, end) - start
             pods.append(
                 pod(

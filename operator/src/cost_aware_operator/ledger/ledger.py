@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 
 from pydantic import BaseModel, ConfigDict
@@ -27,6 +27,12 @@ class Cause(StrEnum):
     RESTART = "restart"
     IDLE = "idle"
 
+
+REMEMBERED = timedelta(minutes=10)
+"""How long a pod that is gone stays in the state, so that late news of it is recognised."""
+
+NEWS_WITHIN = timedelta(seconds=10)
+"""How long after a pod's disappearance its end may still be told."""
 
 CAUSE_OF_PHASE = {
     Phase.COMPUTE: Cause.PRODUCTIVE,
@@ -83,6 +89,7 @@ class PodAccount(_State):
     started_at: datetime
     accounted_until: datetime
     closed: bool = False
+    gone_since: datetime | None = None
     attempt: int = 0
     seen: dict[Phase, float] = {}
     seen_bytes: float = 0.0
@@ -136,7 +143,7 @@ def accrue(state: LedgerState, pods: Sequence[PodFacts], progress: Progress, now
         account = known.pop(pod.uid) if pod.uid in known else _opened(pod)
         _book_pod(book, account, pod, pod.uid in crossing, now)
     for account in known.values():
-        _book_gone(book, account, pods)
+        _book_gone(book, account, pods, now)
     _book_rework(book, state, progress)
     restarted = progress.attempt > state.attempt
     resumed = progress.resumed_step if restarted else state.attempt_resumed_step
@@ -246,14 +253,26 @@ def _take_back(book: _Book, seconds: float, otherwise: Cause, hourly_usd: float 
         usd -= part
 
 
-def _book_gone(book: _Book, account: PodAccount, pods: Sequence[PodFacts]) -> None:
-    """A pod that vanished while nobody looked: it ended no later than the replacement of its index began."""
+def _book_gone(book: _Book, account: PodAccount, pods: Sequence[PodFacts], now: datetime) -> None:
+    """A pod that is not listed any more.
+
+    A list may lack a pod whose deletion the watch has yet to tell, so an open account waits for that news for a while. If
+    none comes, the pod vanished while nobody looked, and ended no later than the replacement of its index began. A closed
+    account is remembered for longer: late news must not open it again and pay the pod twice.
+    """
     if account.closed:
+        if now - account.accounted_until < REMEMBERED:
+            book.accounts.append(account)
+        return
+    gone_since = account.gone_since or now
+    if now - gone_since < NEWS_WITHIN:
+        book.accounts.append(account.model_copy(update={"gone_since": gone_since}))
         return
     later = [p.started_at for p in pods if p.index == account.index and p.started_at > account.started_at]
-    if later:
-        seconds = max(0.0, (min(later) - account.accounted_until).total_seconds())
-        _spend(book, dict(account.credit), seconds, Cause.RESTART, account.hourly_usd)
+    end = max(min(later), account.accounted_until) if later else account.accounted_until
+    seconds = (end - account.accounted_until).total_seconds()
+    _spend(book, dict(account.credit), seconds, Cause.RESTART, account.hourly_usd)
+    book.accounts.append(account.model_copy(update={"closed": True, "accounted_until": end}))
 
 
 def _book_rework(book: _Book, state: LedgerState, progress: Progress) -> None:
