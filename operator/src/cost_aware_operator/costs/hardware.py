@@ -114,11 +114,12 @@ def _row(row: Mapping[str, str]) -> Accelerator:
         raise HardwareError(
             f"accelerators.csv, {name}: no peak is given: write at least one of fp32_tflops to fp8_tflops"
         )
+    kind = _text(row, "generation")
     try:
-        generation = Generation(_text(row, "generation"))
+        generation = Generation(kind)
     except ValueError:
         raise HardwareError(
-            f"accelerators.csv, {name}: generation {row['generation']!r} is none of {', '.join(Generation)}"
+            f"accelerators.csv, {name}: generation {kind!r} is none of {', '.join(Generation)}"
         ) from None
     return Accelerator(
         name=name,

@@ -133,7 +133,7 @@ class _Step:
         self.layer = self.computer.layer(shape, layout)
         self.head = self.computer.head(shape, layout)
         self.tensor_layer = self._tensor_layer()
-        self.context_layer = self._context_layer()
+        self.context_layer, self.context_hidden = self._context_layer()
         per_layer = self.layer.total + self.tensor_layer + self.context_layer
         self.stages = self.analyzer.stage_layers(shape.layers, layout.pipeline, self.head / per_layer)
         # ranks are numbered tensor first, then context, data, pipeline: what talks most stays inside a node
@@ -147,11 +147,15 @@ class _Step:
             [n * x for n in self.stages] for x in (self.layer.total, self.tensor_layer, self.context_layer)
         )
         compute[-1] += self.head
-        seconds = [StageSeconds(0.0, a + b + c + hop) for a, b, c in zip(compute, tensor, context, strict=True)]
+        sums = [a + b + c + hop for a, b, c in zip(compute, tensor, context, strict=True)]
+        ahead = self.layer.forward / self.layer.total
+        seconds = [StageSeconds(ahead * x, (1 - ahead) * x) for x in sums]
         schedule = Schedule.INTERLEAVED if layout.interleave > 1 else Schedule.ONE_F_ONE_B
         pipeline = PipelineParallelCostAnalyzer().step(seconds, m, schedule, layout.interleave)
-        at = max(range(len(seconds)), key=lambda i: seconds[i].total)
-        data, slowed = self._data(busiest, m * compute[at])
+        at = max(range(len(sums)), key=sums.__getitem__)
+        # what hides context traffic cannot hide gathers and reductions as well
+        free = compute[at] - self.stages[at] * self.context_hidden
+        data, slowed = self._data(busiest, m * free)
         optimizer = self._optimizer(busiest)
         nodes = max(1.0, layout.ranks / self.fabric.ranks_per_node)
         sum_of_parts = pipeline.total + data + slowed + optimizer
@@ -162,7 +166,7 @@ class _Step:
             pipeline_communication=m * hop,
             data_communication=data,
             context_communication=m * context[at],
-            bubble=pipeline.bubble,
+            bubble=max(0.0, pipeline.total - m * sums[at]),
             optimizer=optimizer,
             other=late + self.parameters.step_seconds,
         )
@@ -176,19 +180,24 @@ class _Step:
         hidden = self.parameters.tensor_overlap if self.practice.overlapped_reduction else 0.0
         return count * each * (1 - hidden)
 
-    def _context_layer(self) -> float:
-        """Ring attention (Liu et al. 2023): keys and values pass every rank, forward and twice in backward, behind attention."""
+    def _context_layer(self) -> tuple[float, float]:
+        """Ring attention (Liu et al. 2023): keys and values pass every rank, forward and twice in backward, behind attention.
+
+        What stays exposed, and what is hidden.
+        """
         layout, c = self.layout, self.layout.context
         if c == 1:
-            return 0.0
+            return 0.0, 0.0
         kv = self.shape.kv_heads * (self.shape.hidden // self.shape.heads)
         tokens = layout.micro_batch * self.shape.sequence_length / c
         size = 2 * 2.0 * tokens * kv / layout.tensor
         group = self.fabric.group(c, layout.tensor)
         again = 1 if layout.recompute is Recompute.FULL else 0
         moved = (c - 1) * group.send(size) * (3 + again)
-        attention = (3.5 + again) * self.layer.attention_forward
-        return max(0.0, moved - attention) + self.parameters.context_loss * math.log2(c) * attention
+        passes = (3.5 if self.practice.flash_attention else 3.0) + again
+        attention = passes * self.layer.attention_forward
+        hidden = min(moved, attention)
+        return moved - hidden + self.parameters.context_loss * math.log2(c) * attention, hidden
 
     def _hop(self) -> float:
         """Sends of one micro-batch, forward and backward, once a chunk; scattered over tensor ranks."""

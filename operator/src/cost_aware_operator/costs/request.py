@@ -28,6 +28,7 @@ GPT2_VOCABULARY = 50_304
 MOST = 10**9
 """No count is larger; beyond it sums would leave the range in which floating point is exact enough."""
 
+LIMITS = {"layers": 10**5, "hidden": 10**7, "heads": 10**5, "kv_heads": 10**5}
 MEMORY_DOUBT = 1.15
 """Where recompute or the micro-batch is left open, one that misses memory by less than the model's error is still assumed."""
 
@@ -324,8 +325,9 @@ class _Fields:
         if isinstance(value, bool) or not isinstance(value, int):
             nearest = max(1, round(value)) if isinstance(value, float) and math.isfinite(value) else default
             self.fail(name, f"must be a whole number, got {_kind(value)}", nearest)
-        if not 1 <= value <= MOST:
-            self.fail(name, f"must be from 1 to {MOST:,}, got {_short(value)}", 1 if value < 1 else MOST)
+        most = LIMITS.get(name, MOST)
+        if not 1 <= value <= most:
+            self.fail(name, f"must be from 1 to {most:,}, got {_short(value)}", 1 if value < 1 else most)
         return int(value)
 
     def rate(self, name: str, default: float) -> float:
