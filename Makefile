@@ -84,8 +84,9 @@ test-chaos: venv ## Training jobs while pods, nodes and the operator are killed 
 	pytest tests/chaos
 
 .PHONY: bench
-bench: venv ## Measures what the operator's core costs, by the number of pods
+bench: venv ## Measures what the operator's core costs by the number of pods, and how right the cost models are
 	python bench/control_loop.py
+	python bench/accuracy.py
 
 ## The cluster
 

@@ -1,4 +1,4 @@
-"""The command line: `catj watch NAME`, `catj status NAME`."""
+"""The command line: `catj watch NAME`, `catj status NAME`, `catj predict FILE.json`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.live import Live
 from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, connect, default_namespace
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.api.status import JobState, JobStatus
+from cost_aware_operator.cli.predict import predict
 from cost_aware_operator.cli.views import live, one_line, summary
 
 EXIT_FAILED, EXIT_REJECTED, EXIT_MISSING, EXIT_TIMEOUT = 1, 2, 3, 4
@@ -31,6 +32,10 @@ def parser() -> argparse.ArgumentParser:
     for verb in (watch, status):
         verb.add_argument("name", help="the job's name")
         verb.add_argument("-n", "--namespace", help="its namespace (default: the kubeconfig's)")
+    foresee = verbs.add_parser("predict", help="step time and memory of model layouts, with no GPU and no cluster")
+    foresee.add_argument(
+        "file", metavar="FILE.json", help="a list of objects {model, hardware, layout}; - reads standard input"
+    )
     return result
 
 
@@ -96,8 +101,11 @@ async def _run(arguments: argparse.Namespace) -> int:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """The entry point."""
+    arguments = parser().parse_args(argv)
+    if arguments.verb == "predict":
+        sys.exit(predict(arguments.file))
     try:
-        sys.exit(asyncio.run(_run(parser().parse_args(argv))))
+        sys.exit(asyncio.run(_run(arguments)))
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -1,18 +1,26 @@
-"""Memory of a rank: weights, gradients, optimizer, activations, logits and the framework itself."""
+"""A model over ranks: memory by what holds it, tensor-parallel traffic, layers over stages."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from cost_aware_operator.costs.hardware import Precision
+from cost_aware_operator.costs.layout import Layout, Practice, Recompute, Sharding
+from cost_aware_operator.costs.pipeline import PipelineParallelCostAnalyzer, Schedule
 
 GIB = 2.0**30
 FRAMEWORK_GIB = 0.6
 """A rank's process with torch imported and a process group up, measured at 0.45 to 0.6 GiB resident on CPU; on a GPU the CUDA
 context takes about as much."""
+GPU_FRAMEWORK_GIB = 1.2
+"""On a GPU with NCCL: context (about 0.5), communicator buffers (about 0.5) and cuBLAS workspaces."""
 
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """A decoder with grouped-query attention and a gated feed-forward layer."""
+    """A decoder with grouped-query attention and a feed-forward layer, gated (Llama) or not (GPT)."""
 
     layers: int
     hidden: int
@@ -21,14 +29,41 @@ class DecoderShape:
     ffn: int
     sequence_length: int
     vocabulary: int
+    gated_mlp: bool = True
+    tied_embeddings: bool = False
+
+    @property
+    def layer_parameters(self) -> int:
+        """Weights of one layer: attention (q, o, k, v), feed-forward, two norms."""
+        head_width = self.hidden // self.heads
+        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_heads * head_width
+        return attention + (3 if self.gated_mlp else 2) * self.hidden * self.ffn + 2 * self.hidden
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Weights of the embedding, or of the head: a row of `hidden` for each entry of the vocabulary."""
+        return self.vocabulary * self.hidden
 
     @property
     def parameters(self) -> int:
-        """Weights: attention (q, o, k, v), gate, up and down, two norms a layer; embedding, head and last norm."""
-        head_width = self.hidden // self.heads
-        attention = 2 * self.hidden * self.hidden + 2 * self.hidden * self.kv_heads * head_width
-        layer = attention + 3 * self.hidden * self.ffn + 2 * self.hidden
-        return self.layers * layer + 2 * self.vocabulary * self.hidden + self.hidden
+        """All weights: layers, embedding, head (unless tied to it) and the last norm."""
+        tables = 1 if self.tied_embeddings else 2
+        return self.layers * self.layer_parameters + tables * self.embedding_parameters + self.hidden
+
+
+def activation_elements(shape: DecoderShape, tensor: int, *, sequence_parallel: bool) -> float:
+    """Elements a token and layer that backward needs, on one rank, without the score matrix.
+
+    Inputs and outputs of both norms (4 h), queries, keys and values, the attention's output, and of the feed-forward layer the
+    outputs of its products and the input of the last (3 ffn gated, 2 ffn not): Korthikanti et al. 2022, section 4.1, in
+    elements instead of bytes; rotary embedding writes queries and keys once more. What lies between tensor-parallel regions
+    is divided by the degree only under sequence parallelism.
+    """
+    kv = shape.kv_heads * (shape.hidden // shape.heads)
+    rotary = shape.hidden + kv if shape.gated_mlp else 0
+    inside = 2 * shape.hidden + 2 * kv + rotary + (4 if shape.gated_mlp else 2) * shape.ffn
+    outside = 4 * shape.hidden
+    return inside / tensor + outside / (tensor if sequence_parallel else 1)
 
 
 @dataclass(frozen=True)
@@ -70,3 +105,155 @@ class ModelParallelCostAnalyzer:
             logits=3 * 4.0 * tokens * shape.vocabulary / GIB,
             framework=FRAMEWORK_GIB,
         )
+
+    def memory_of_rank(self, shape: DecoderShape, layout: Layout, practice: Practice) -> MemoryGib:
+        """Peak memory of the fullest rank of a layout, in GiB: the first stage (most live micro-batches) or the last (logits)."""
+        stages = self.stage_layers(shape.layers, layout.pipeline)
+        first = self._stage(shape, layout, practice, 0, stages[0])
+        if layout.pipeline == 1:
+            return first
+        last = self._stage(shape, layout, practice, layout.pipeline - 1, stages[-1])
+        return max(first, last, key=lambda m: m.total)
+
+    def _stage(self, shape: DecoderShape, layout: Layout, practice: Practice, stage: int, layers: int) -> MemoryGib:
+        is_first, is_last = stage == 0, stage == layout.pipeline - 1
+        parameters = self.stage_parameters(shape, layout, layers, first=is_first, last=is_last)
+        states = self._states(parameters, shape.layer_parameters / layout.tensor, layout)
+        tokens = layout.micro_batch * shape.sequence_length / layout.context
+        schedule = Schedule.INTERLEAVED if layout.interleave > 1 else Schedule.ONE_F_ONE_B
+        live = PipelineParallelCostAnalyzer().live_micro_batches(
+            stage, layout.pipeline, layout.micro_batches, schedule, layout.interleave
+        )
+        kept, working = self._layer_activations(shape, layout, practice)
+        element = 4.0 if layout.precision is Precision.FP32 else 2.0
+        # output in compute precision, then cast, log-softmax and their gradient in fp32 (12 bytes beside the first 2)
+        logits = (
+            (element + (8.0 if practice.flash_attention else 6.0) + 2.0) * tokens * shape.vocabulary / layout.tensor
+        )
+        return MemoryGib(
+            weights=states[0] / GIB,
+            gradients=states[1] / GIB,
+            optimizer=states[2] / GIB,
+            activations=tokens * (kept * layers * live + working) / GIB,
+            logits=logits / GIB if is_last else 0.0,
+            framework=FRAMEWORK_GIB if layout.precision is Precision.FP32 else GPU_FRAMEWORK_GIB,
+        )
+
+    def stage_parameters(self, shape: DecoderShape, layout: Layout, layers: int, *, first: bool, last: bool) -> float:
+        """Weights that one tensor rank of a stage holds before data-parallel ranks share them."""
+        tables = int(first) + int(last and not (shape.tied_embeddings and layout.pipeline == 1))
+        return (layers * shape.layer_parameters + tables * shape.embedding_parameters) / layout.tensor
+
+    def _states(self, parameters: float, layer: float, layout: Layout) -> tuple[float, float, float]:
+        """Bytes of weights, gradients and optimizer (Rajbhandari et al. 2020, section 3, with gradients in fp32).
+
+        Mixed precision: 2 a weight, 4 a gradient (2 in fp16), 12 for master, momentum and variance. ZeRO-1 divides the 12, ZeRO-2
+        also gradients, ZeRO-3 (FSDP) holds fp32 weights as master, divided, and two layers gathered; a pipeline keeps a stage's
+        weights gathered and its gradients whole until its last micro-batch, as gathering for each would cost more.
+        """
+        d = layout.data * layout.context
+        full = layout.precision is Precision.FP32
+        weight, gradient = (4.0, 4.0) if full else (2.0, 2.0 if layout.precision is Precision.FP16 else 4.0)
+        optimizer = 8.0 if full else 12.0
+        if layout.sharding is Sharding.ZERO3:
+            gathered = parameters if layout.pipeline > 1 else min(parameters, 2 * layer)
+            whole_gradients = gradient * parameters if layout.pipeline > 1 else gradient * min(parameters, layer)
+            return weight * gathered, gradient * parameters / d + whole_gradients, optimizer * parameters / d
+        if layout.sharding is Sharding.ZERO2:
+            return weight * parameters, gradient * parameters / d, optimizer * parameters / d
+        divided = d if layout.sharding is Sharding.ZERO1 else 1
+        return weight * parameters, gradient * parameters, optimizer * parameters / divided
+
+    def _layer_activations(self, shape: DecoderShape, layout: Layout, practice: Practice) -> tuple[float, float]:
+        """Bytes a token: kept by each layer until backward, and in use while one layer is computed again."""
+        element = 4.0 if layout.precision is Precision.FP32 else 2.0
+        whole = element * activation_elements(shape, layout.tensor, sequence_parallel=practice.sequence_parallel)
+        if layout.precision is Precision.FP8 and layout.sharding is not Sharding.ZERO3:
+            whole *= 0.7  # inputs of products are kept in fp8 (Transformer Engine), the rest in bf16
+        scores = 0.0
+        if not practice.flash_attention:
+            scores = (2 * element + 1) * shape.heads / layout.tensor * shape.sequence_length / layout.context
+        border = element * shape.hidden / (layout.tensor if practice.sequence_parallel else 1)
+        if layout.recompute is Recompute.NONE:
+            return whole + scores, whole + scores
+        if layout.recompute is Recompute.SELECTIVE:
+            # torch's selective checkpointing keeps the attention's output and every second product's, about a third;
+            # Megatron's drops the score matrix alone
+            return (
+                (border + 0.35 * (whole - border), whole)
+                if practice.keeps_products(layout)
+                else (whole, whole + scores)
+            )
+        return border, 2 * whole + scores
+
+    def tensor_bytes(self, shape: DecoderShape, layout: Layout, practice: Practice) -> tuple[float, int]:
+        """Bytes of one tensor-parallel collective, and how many all-reduces a layer and micro-batch needs.
+
+        Two in forward and two in backward of b s h elements each (Shoeybi et al. 2019, section 3), two more where forward is
+        computed again. Under sequence parallelism each is a reduce-scatter and an all-gather of the same total.
+        """
+        element = 4.0 if layout.precision is Precision.FP32 else 2.0
+        size = element * layout.micro_batch * shape.sequence_length / layout.context * shape.hidden
+        again = layout.recompute is Recompute.FULL and not (practice.flash_attention and layout.pipeline > 1)
+        return size, 6 if again else 4
+
+    def stage_layers(self, layers: int, stages: int, head_in_layers: float = 0.0) -> tuple[int, ...]:
+        """Layers of each stage. Where they divide, evenly, as frameworks do; else by `distribute`, weighing the head.
+
+        Raises:
+            ValueError: fewer layers than stages.
+        """
+        if not 1 <= stages <= layers:
+            raise ValueError(f"{stages} stages need as many layers, got {layers}: write {layers} stages or fewer")
+        if layers % stages == 0:
+            return (layers // stages,) * stages
+        return distribute_equal(layers, stages, head_in_layers)
+
+    def distribute(self, costs: Sequence[float], stages: int) -> tuple[int, ...]:
+        """Contiguous layers to stages so that the dearest stage is as cheap as can be; the count of layers of each stage.
+
+        Dynamic programming over (layers placed, stages used), O(layers^2 x stages). `costs` has one entry a layer, in order;
+        add the embedding's cost to the first and the head's to the last. Every stage gets one layer or more.
+
+        Raises:
+            ValueError: fewer layers than stages, or a cost that is negative or no number.
+        """
+        n = len(costs)
+        if not 1 <= stages <= n:
+            raise ValueError(f"{stages} stages need as many layers, got {n}: write {n} stages or fewer")
+        if not all(math.isfinite(c) and c >= 0 for c in costs):
+            raise ValueError("layer costs must be finite and not negative")
+        prefix = [0.0]
+        for cost in costs:
+            prefix.append(prefix[-1] + cost)
+        best = list(prefix)
+        cuts: list[list[int]] = []
+        for used in range(2, stages + 1):
+            row, cut = [math.inf] * (n + 1), [0] * (n + 1)
+            for end in range(used, n + 1):
+                for start in range(used - 1, end):
+                    worst = max(best[start], prefix[end] - prefix[start])
+                    if worst < row[end]:
+                        row[end], cut[end] = worst, start
+            best = row
+            cuts.append(cut)
+        counts, end = [], n
+        for cut in reversed(cuts):
+            counts.append(end - cut[end])
+            end = cut[end]
+        return tuple(reversed([*counts, end]))
+
+
+def distribute_equal(layers: int, stages: int, head_in_layers: float) -> tuple[int, ...]:
+    """The optimum of `distribute` for equal layers and a head worth so many of them, without the search."""
+    if stages == 1:
+        return (layers,)
+    best: tuple[float, int] | None = None
+    for last in range(1, layers - stages + 2):
+        rest = math.ceil((layers - last) / (stages - 1))
+        worst = max(float(rest), last + head_in_layers)
+        if best is None or worst < best[0]:
+            best = (worst, last)
+    last = best[1] if best is not None else layers
+    others, left = stages - 1, layers - last
+    return (*(left // others + (1 if i < left % others else 0) for i in range(others)), last)

@@ -1,0 +1,80 @@
+"""How a run is laid out: degrees, batch, what is sharded and what is computed again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from cost_aware_operator.costs.hardware import Generation, Precision
+
+
+class Sharding(StrEnum):
+    """What data-parallel ranks share out: nothing, optimizer states, those and gradients, or those and weights."""
+
+    DDP = "ddp"
+    ZERO1 = "zero1"
+    ZERO2 = "zero2"
+    ZERO3 = "zero3"
+
+
+class Recompute(StrEnum):
+    """Which activations are dropped in forward and computed again in backward."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    FULL = "full"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Degrees and sizes. `micro_batch` and `global_batch` count sequences; `interleave` counts model chunks a stage."""
+
+    data: int
+    tensor: int
+    pipeline: int
+    context: int
+    sharding: Sharding
+    interleave: int
+    recompute: Recompute
+    micro_batch: int
+    global_batch: int
+    precision: Precision
+
+    @property
+    def ranks(self) -> int:
+        """Accelerators of the run."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches that one replica computes a step, of the nearest batch that divides."""
+        return max(1, round(self.global_batch / (self.data * self.micro_batch)))
+
+
+@dataclass(frozen=True)
+class Practice:
+    """What a training framework does and a layout does not say, read from the precision and the accelerator.
+
+    Mixed-precision training in fp16 is the practice of 2019 to 2022: attention as separate kernels that write the score
+    matrix, activations of layer norms replicated over tensor ranks, gradients reduced after backward in fp16. bf16 and fp8
+    came with FlashAttention (which needs Ampere or newer), sequence parallelism and overlapped reduction. GPT shapes that
+    combine tensor parallelism with full recompute on Ampere are of those earlier frameworks too, whatever their precision:
+    sequence parallelism and selective recompute replaced full recompute there (Korthikanti et al. 2022).
+    """
+
+    flash_attention: bool
+    sequence_parallel: bool
+    overlapped_reduction: bool
+
+    @classmethod
+    def of(cls, layout: Layout, generation: Generation, *, gated_mlp: bool) -> Practice:
+        """The practice that goes with a layout; selective recompute came together with sequence parallelism."""
+        recompute = layout.recompute
+        modern = layout.precision in (Precision.BF16, Precision.FP8) and generation is not Generation.VOLTA
+        if generation is Generation.AMPERE and layout.tensor > 1 and recompute is Recompute.FULL and not gated_mlp:
+            modern = False
+        return cls(modern, modern or recompute is Recompute.SELECTIVE, modern)
+
+    def keeps_products(self, layout: Layout) -> bool:
+        """Whether selective recompute works by operators, as under FSDP, and not on the attention core alone, as in Megatron."""
+        return self.flash_attention and layout.sharding is Sharding.ZERO3

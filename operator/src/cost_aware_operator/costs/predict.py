@@ -1,0 +1,282 @@
+"""One layout on one machine: seconds of a step, memory of a rank, and where both go."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from cost_aware_operator.costs.communication import Fabric, Link
+from cost_aware_operator.costs.compute import Computer, LayerSeconds, Parameters, model_flops
+from cost_aware_operator.costs.hardware import Accelerator, Precision
+from cost_aware_operator.costs.layout import Layout, Practice, Recompute, Sharding
+from cost_aware_operator.costs.model_parallel import DecoderShape, MemoryGib, ModelParallelCostAnalyzer
+from cost_aware_operator.costs.parameters import FITTED
+from cost_aware_operator.costs.pipeline import PipelineParallelCostAnalyzer, Schedule, StageSeconds
+
+USABLE_MEMORY = 0.985
+"""Share of an accelerator's memory that a process gets (torch reports 39.4 GiB of an A100's 40); the driver keeps the rest."""
+FUSED_LOSS = 2 / 3
+"""What a fused loss holds of the logits' memory: it overwrites them with their gradient and skips one copy in fp32."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Accelerators in nodes. `link_gbytes_per_s`: one direction, one accelerator; `network_gbit_per_s`: the whole node."""
+
+    accelerator: Accelerator
+    gpus_per_node: int
+    link_gbytes_per_s: float
+    network_gbit_per_s: float
+
+    def fabric(self, parameters: Parameters) -> Fabric:
+        """Links at the rates that collectives reach."""
+        return Fabric(
+            self.gpus_per_node,
+            Link(self.link_gbytes_per_s * 1e9 * parameters.node_link, parameters.node_latency_seconds),
+            Link(self.network_gbit_per_s / 8 * 1e9 * parameters.network, parameters.network_latency_seconds),
+        )
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Where a step's seconds go. Communication counts only what computation does not hide; the parts add up to the step."""
+
+    compute: float
+    tensor_communication: float
+    pipeline_communication: float
+    data_communication: float
+    context_communication: float
+    bubble: float
+    optimizer: float
+    other: float
+
+    @property
+    def total(self) -> float:
+        """The sum."""
+        return (
+            self.compute
+            + self.tensor_communication
+            + self.pipeline_communication
+            + self.data_communication
+            + self.context_communication
+            + self.bubble
+            + self.optimizer
+            + self.other
+        )
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a layout would take. `reason` says why it is not feasible, and what would be."""
+
+    step_seconds: float
+    memory_gib: float
+    feasible: bool
+    reason: str
+    tflops_per_gpu: float
+    breakdown: Breakdown
+    memory: MemoryGib
+
+
+def predict(shape: DecoderShape, machine: Machine, layout: Layout, parameters: Parameters = FITTED) -> Prediction:
+    """Seconds and GiB of one layout.
+
+    Raises:
+        HardwareError: the accelerator has no peak for the precision.
+        ValueError: more stages than layers.
+    """
+    practice = Practice.of(layout, machine.accelerator.generation, gated_mlp=shape.gated_mlp)
+    breakdown = _Step(shape, machine, layout, practice, parameters).breakdown()
+    memory = ModelParallelCostAnalyzer().memory_of_rank(shape, layout, practice)
+    usable = USABLE_MEMORY * machine.accelerator.memory_gib
+    if memory.total > usable:
+        # a run this near the limit would use the leaner loss
+        memory = replace(memory, logits=FUSED_LOSS * memory.logits)
+    reason = _infeasible(shape, machine, layout, memory, usable)
+    return Prediction(
+        step_seconds=breakdown.total,
+        memory_gib=memory.total,
+        feasible=not reason,
+        reason=reason,
+        tflops_per_gpu=model_flops(shape, layout.global_batch) / breakdown.total / layout.ranks / 1e12,
+        breakdown=breakdown,
+        memory=memory,
+    )
+
+
+def _infeasible(shape: DecoderShape, machine: Machine, layout: Layout, memory: MemoryGib, usable: float) -> str:
+    unit = layout.data * layout.micro_batch
+    if layout.global_batch % unit:
+        nearest = max(unit, round(layout.global_batch / unit) * unit)
+        return (
+            f"layout.global_batch: {layout.global_batch} is not divisible by data x micro_batch "
+            f"({layout.data} x {layout.micro_batch}): write {nearest}"
+        )
+    for name, count in (("heads", shape.heads), ("ffn", shape.ffn)):
+        if count % layout.tensor:
+            nearest = max(d for d in range(1, layout.tensor + 1) if count % d == 0)
+            return f"layout.tensor: {layout.tensor} does not divide model.{name} ({count}): write {nearest}"
+    if memory.total > usable:
+        parts = ", ".join(f"{name} {getattr(memory, name):.1f}" for name in MemoryGib.__dataclass_fields__)
+        return (
+            f"memory: {memory.total:.1f} GiB a rank with a fused loss ({parts}), but "
+            f"{machine.accelerator.name} has {usable:.1f} usable: "
+            "use more tensor or pipeline ranks, more sharding or recompute, or a smaller micro_batch"
+        )
+    return ""
+
+
+class _Step:
+    """The terms of one step. Every method returns seconds."""
+
+    def __init__(
+        self, shape: DecoderShape, machine: Machine, layout: Layout, practice: Practice, parameters: Parameters
+    ) -> None:
+        self.shape, self.layout, self.practice, self.parameters = shape, layout, practice, parameters
+        self.fabric = machine.fabric(parameters)
+        self.computer = Computer(machine.accelerator, layout.precision, practice, parameters)
+        self.analyzer = ModelParallelCostAnalyzer()
+        self.layer = self.computer.layer(shape, layout)
+        self.head = self.computer.head(shape, layout)
+        self.tensor_layer = self._tensor_layer()
+        self.context_layer, self.context_hidden = self._context_layer()
+        per_layer = self.layer.total + self.tensor_layer + self.context_layer
+        self.stages = self.analyzer.stage_layers(shape.layers, layout.pipeline, self.head / per_layer)
+        # ranks are numbered tensor first, then context, data, pipeline: what talks most stays inside a node
+        self.reduction = self.fabric.group(layout.data * layout.context, layout.tensor)
+        self.neighbours = self.fabric.group(layout.pipeline, layout.tensor * layout.context * layout.data)
+
+    def breakdown(self) -> Breakdown:
+        layout, m, busiest = self.layout, self.layout.micro_batches, max(self.stages)
+        hop = self._hop()
+        compute, tensor, context = (
+            [n * x for n in self.stages] for x in (self.layer.total, self.tensor_layer, self.context_layer)
+        )
+        compute[-1] += self.head
+        sums = [a + b + c + hop for a, b, c in zip(compute, tensor, context, strict=True)]
+        ahead = self.layer.forward / self.layer.total
+        seconds = [StageSeconds(ahead * x, (1 - ahead) * x) for x in sums]
+        schedule = Schedule.INTERLEAVED if layout.interleave > 1 else Schedule.ONE_F_ONE_B
+        pipeline = PipelineParallelCostAnalyzer().step(seconds, m, schedule, layout.interleave)
+        at = max(range(len(sums)), key=sums.__getitem__)
+        # what hides context traffic cannot hide gathers and reductions as well
+        free = compute[at] - self.stages[at] * self.context_hidden
+        data, slowed = self._data(busiest, m * free)
+        optimizer = self._optimizer(busiest)
+        nodes = max(1.0, layout.ranks / self.fabric.ranks_per_node)
+        sum_of_parts = pipeline.total + data + slowed + optimizer
+        late = sum_of_parts * self.parameters.straggler * math.log2(nodes)
+        return Breakdown(
+            compute=m * compute[at] + slowed,
+            tensor_communication=m * tensor[at],
+            pipeline_communication=m * hop,
+            data_communication=data,
+            context_communication=m * context[at],
+            bubble=max(0.0, pipeline.total - m * sums[at]),
+            optimizer=optimizer,
+            other=late + self.parameters.step_seconds,
+        )
+
+    def _tensor_layer(self) -> float:
+        if self.layout.tensor == 1:
+            return 0.0
+        group = self.fabric.group(self.layout.tensor)
+        size, count = self.analyzer.tensor_bytes(self.shape, self.layout, self.practice)
+        each = 2 * group.all_gather(size) if self.practice.sequence_parallel else group.all_reduce(size)
+        hidden = self.parameters.tensor_overlap if self.practice.overlapped_reduction else 0.0
+        return count * each * (1 - hidden)
+
+    def _context_layer(self) -> tuple[float, float]:
+        """Ring attention (Liu et al. 2023): keys and values pass every rank, forward and twice in backward, behind attention.
+
+        What stays exposed, and what is hidden.
+        """
+        layout, c = self.layout, self.layout.context
+        if c == 1:
+            return 0.0, 0.0
+        kv = self.shape.kv_heads * (self.shape.hidden // self.shape.heads)
+        tokens = layout.micro_batch * self.shape.sequence_length / c
+        size = 2 * 2.0 * tokens * kv / layout.tensor
+        group = self.fabric.group(c, layout.tensor)
+        again = 1 if layout.recompute is Recompute.FULL else 0
+        moved = (c - 1) * group.send(size) * (3 + again)
+        passes = (3.5 if self.practice.flash_attention else 3.0) + again
+        attention = passes * self.layer.attention_forward
+        hidden = min(moved, attention)
+        return moved - hidden + self.parameters.context_loss * math.log2(c) * attention, hidden
+
+    def _hop(self) -> float:
+        """Sends of one micro-batch, forward and backward, once a chunk; scattered over tensor ranks."""
+        layout = self.layout
+        if layout.pipeline == 1:
+            return 0.0
+        tokens = layout.micro_batch * self.shape.sequence_length / layout.context
+        size = self.computer.element_bytes * tokens * self.shape.hidden / layout.tensor
+        return 2 * layout.interleave * self.neighbours.send(size)
+
+    def _stage_parameters(self, layers: int) -> float:
+        return self.analyzer.stage_parameters(
+            self.shape, self.layout, layers, first=True, last=self.layout.pipeline == 1
+        )
+
+    def _data(self, layers: int, compute: float) -> tuple[float, float]:
+        """Exposed gradient and weight traffic, and what hidden traffic slows compute by."""
+        layout, p = self.layout, self.parameters
+        if self.reduction.size == 1:
+            return 0.0, 0.0
+        weights = self._stage_parameters(layers)
+        # torch's DDP reduces gradients of fp32 weights; sharded optimizers reduce in the precision of compute, as do fp16 ones
+        half = layout.precision is Precision.FP16 or layout.sharding is not Sharding.DDP
+        gradient = float(self.computer.element_bytes) if half else 4.0
+        element = float(self.computer.element_bytes)
+        if layout.sharding is Sharding.ZERO3:
+            return self._gathered(layers, weights, element, compute)
+        if layout.sharding is Sharding.DDP:
+            traffic = self.reduction.all_reduce(gradient * weights)
+        else:
+            traffic = self.reduction.reduce_scatter(gradient * weights) + self.reduction.all_gather(element * weights)
+        if not self.practice.overlapped_reduction:
+            return traffic, 0.0
+        window = p.reduction_overlap * compute / layout.micro_batches
+        hidden = min(traffic * 0.9, window)
+        return traffic - hidden, p.gather_slowdown * hidden
+
+    def _gathered(self, layers: int, weights: float, element: float, compute: float) -> tuple[float, float]:
+        """ZeRO-3: each unit gathered for forward and again for backward, gradients reduced, every micro-batch.
+
+        Under a pipeline a stage is gathered and reduced once a step.
+        """
+        layout, p = self.layout, self.parameters
+        pieces = max(1, layers)
+        unit = element * weights / pieces
+        if self.practice.flash_attention:
+            one = 2 * self.reduction.all_gather(unit) + self.reduction.reduce_scatter(unit)
+        else:
+            one = 3 * self._single_adapter(unit)
+        times = 1 if layout.pipeline > 1 else layout.micro_batches
+        traffic = times * pieces * one
+        # the first gather and the last reduction have nothing to hide behind
+        hidden = min(traffic * (1 - 1 / (3 * pieces)), p.gather_overlap * compute)
+        return traffic - hidden, p.gather_slowdown * hidden
+
+    def _single_adapter(self, size: float) -> float:
+        """A gather as in the ZeRO-3 of 2020 and 2021: per tensor, each rank over its own adapter, not hierarchical."""
+        group = self.reduction
+        if group.nodes <= 1:
+            return group.all_gather(size)
+        adapter = Link(self.fabric.network.bytes_per_second / self.fabric.ranks_per_node, 0.0)
+        return adapter.all_gather(size, group.size)
+
+    def _optimizer(self, layers: int) -> float:
+        """AdamW reads and writes gradients, master weights and both moments, about 34 bytes a weight; its kernels are memory-bound."""
+        layout = self.layout
+        shared = 1 if layout.sharding is Sharding.DDP else layout.data * layout.context
+        return 34.0 * self._stage_parameters(layers) / shared / self.computer.bytes_per_second
+
+
+def layer_seconds(
+    shape: DecoderShape, machine: Machine, layout: Layout, parameters: Parameters = FITTED
+) -> LayerSeconds:
+    """Compute of one layer and micro-batch on one rank, seconds."""
+    practice = Practice.of(layout, machine.accelerator.generation, gated_mlp=shape.gated_mlp)
+    return Computer(machine.accelerator, layout.precision, practice, parameters).layer(shape, layout)

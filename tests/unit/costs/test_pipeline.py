@@ -1,0 +1,91 @@
+"""Pipelines against a simulation of their schedules."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cost_aware_operator.costs.pipeline import PipelineParallelCostAnalyzer, Schedule, StageSeconds
+
+ANALYZER = PipelineParallelCostAnalyzer()
+
+
+def orders(stages: int, micro_batches: int, schedule: Schedule) -> list[list[tuple[str, int]]]:
+    """What each stage computes, in order."""
+    found = []
+    for stage in range(stages):
+        ahead = micro_batches if schedule is Schedule.GPIPE else min(stages - stage, micro_batches)
+        order = [("F", i) for i in range(ahead)]
+        for i in range(micro_batches):
+            order.append(("B", i))
+            if ahead + i < micro_batches:
+                order.append(("F", ahead + i))
+        found.append(order)
+    return found
+
+
+def simulate(seconds: list[StageSeconds], micro_batches: int, schedule: Schedule) -> tuple[float, list[int]]:
+    """End of the step and the most micro-batches alive on each stage, by running every stage's order under its dependencies."""
+    stages = len(seconds)
+    done: dict[tuple[str, int, int], float] = {}
+    queues = orders(stages, micro_batches, schedule)
+    clock, alive, most = [0.0] * stages, [0] * stages, [0] * stages
+    while any(queues):
+        for stage, queue in enumerate(queues):
+            while queue:
+                kind, i = queue[0]
+                before = ("F", stage - 1, i) if kind == "F" else ("B", stage + 1, i)
+                ready = 0.0 if not 0 <= before[1] < stages else done.get(before)
+                if ready is None:
+                    break
+                work = seconds[stage].forward if kind == "F" else seconds[stage].backward
+                clock[stage] = max(clock[stage], ready) + work
+                done[kind, stage, i] = clock[stage]
+                alive[stage] += 1 if kind == "F" else -1
+                most[stage] = max(most[stage], alive[stage])
+                queue.pop(0)
+    return max(clock), most
+
+
+@pytest.mark.parametrize("schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B])
+@given(stages=st.integers(1, 8), micro_batches=st.integers(1, 24))
+def test_equal_stages_take_what_the_simulated_schedule_takes(
+    schedule: Schedule, stages: int, micro_batches: int
+) -> None:
+    each = [StageSeconds(1.0, 2.0)] * stages
+    end, alive = simulate(each, micro_batches, schedule)
+    found = ANALYZER.step(each, micro_batches, schedule)
+    assert found.total == pytest.approx(end)
+    assert found.fraction == pytest.approx((stages - 1) / (micro_batches + stages - 1))
+    for stage in range(stages):
+        assert ANALYZER.live_micro_batches(stage, stages, micro_batches, schedule) == alive[stage]
+
+
+@given(work=st.lists(st.floats(0.5, 2.0), min_size=2, max_size=6), micro_batches=st.integers(1, 24))
+def test_uneven_stages_come_close_to_the_simulated_schedule_from_below(work: list[float], micro_batches: int) -> None:
+    each = [StageSeconds(w, 2 * w) for w in work]
+    end, _ = simulate(each, micro_batches, Schedule.ONE_F_ONE_B)
+    found = ANALYZER.step(each, micro_batches, Schedule.ONE_F_ONE_B).total
+    assert found <= end * (1 + 1e-9)
+    assert end <= 1.25 * found
+
+
+def test_interleaving_divides_the_bubble_and_costs_memory() -> None:
+    each = [StageSeconds(1.0, 2.0)] * 8
+    plain = ANALYZER.step(each, 16, Schedule.ONE_F_ONE_B)
+    interleaved = ANALYZER.step(each, 16, Schedule.INTERLEAVED, 4)
+    assert interleaved.bubble == pytest.approx(plain.bubble / 4)
+    # Korthikanti et al. 2022, section 4.2.3: (1 + (p-1)/(p v)) L layers on the first stage
+    assert ANALYZER.live_micro_batches(0, 8, 64, Schedule.INTERLEAVED, 4) == pytest.approx(8 * (1 + 7 / (8 * 4)))
+
+
+def test_zero_bubble_fills_the_bubble_with_weight_gradients() -> None:
+    each = [StageSeconds(1.0, 2.0, weight=1.0)] * 4
+    assert ANALYZER.step(each, 8, Schedule.ZERO_BUBBLE).bubble == pytest.approx(3 * (1.0 + 1.0 - 1.0))
+
+
+@pytest.mark.parametrize(("stages", "micro_batches", "interleave"), [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
+def test_an_empty_pipeline_is_refused(stages: int, micro_batches: int, interleave: int) -> None:
+    with pytest.raises(ValueError, match="a pipeline needs"):
+        ANALYZER.step([StageSeconds(1, 1)] * stages, micro_batches, Schedule.GPIPE, interleave)
