@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 from tests.support.cluster import Cluster, Space, script
+
+# Machines are busy at times, so no example has a deadline; in CI the same examples run each time, a failure there is a change's
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=bool(os.environ.get("CI")))
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture(scope="session")
