@@ -14,7 +14,7 @@ from cost_aware_operator.costs.communication import Fabric, Link
 from cost_aware_operator.costs.communication_schedule import CommunicationScheduler, LayerGradients
 from cost_aware_operator.costs.data_parallel import exposed_seconds
 
-LAYERS = st.lists(st.builds(LayerGradients, st.floats(0, 10), st.floats(0, 1e9)), min_size=1, max_size=7)
+LAYERS = st.lists(st.builds(LayerGradients, st.floats(0, 10), st.integers(0, 10**9)), min_size=1, max_size=7)
 
 
 def fabric(network: float = 12.5e9, latency: float = 20e-6) -> Fabric:
@@ -27,14 +27,14 @@ def line(alpha: float, per_byte: float):  # type: ignore[no-untyped-def]
 
 def test_a_timeline_by_hand() -> None:
     """Layers of 1 s and 10 bytes; a bucket of 20 bytes takes 1 + 2 s."""
-    scheduler = CommunicationScheduler([LayerGradients(1.0, 10.0)] * 5, line(1.0, 0.1))
+    scheduler = CommunicationScheduler([LayerGradients(1.0, 10)] * 5, line(1.0, 0.1))
     found = scheduler.simulate(20.0)
     assert [(b.ready, b.start, b.end) for b in found.sent] == [(2, 2, 5), (4, 5, 8), (5, 8, 10)]
     assert (found.communication_seconds, found.exposed_seconds, found.overlap) == (8, 5, pytest.approx(3 / 8))
 
 
 def test_latency_asks_for_large_buckets_and_its_absence_for_small_ones() -> None:
-    layers = [LayerGradients(0.01, 50e6)] * 32
+    layers = [LayerGradients(0.01, 50_000_000)] * 32
     free = CommunicationScheduler(layers, line(0.0, 1e-10)).optimise()
     dear = CommunicationScheduler(layers, line(0.05, 1e-10)).optimise()
     assert free.best.bucket_bytes == 50e6
@@ -70,11 +70,12 @@ def test_no_bucket_size_and_no_grouping_is_better(layers: list[LayerGradients], 
         assert advice.best.exposed_seconds <= scheduler.simulate(size).exposed_seconds + 1e-9
     groupings = []
     for cuts in itertools.product([False, True], repeat=len(layers) - 1):
-        end = ready = held = 0.0
+        end = ready = 0.0
+        held = 0
         for layer, cut in zip(layers, [*cuts, True], strict=True):
             ready, held = ready + layer.seconds, held + layer.size_bytes
             if cut and held > 0:
-                end, held = max(end, ready) + reduce(held), 0.0
+                end, held = max(end, ready) + reduce(held), 0
         groupings.append(max(0.0, end - sum(layer.seconds for layer in layers)))
     assert advice.bound_seconds == pytest.approx(min(groupings), rel=1e-6, abs=1e-6)
     assert advice.best.exposed_seconds >= advice.bound_seconds - 1e-6

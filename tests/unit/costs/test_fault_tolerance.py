@@ -15,10 +15,9 @@ from cost_aware_operator.costs.fault_tolerance import (
     FaultToleranceAnalyzer,
     Run,
     Strategy,
-    expected_goodput,
     node_hazard,
-    optimal_interval,
 )
+from cost_aware_operator.costs.goodput import expected_goodput, optimal_interval
 
 ANALYZER = FaultToleranceAnalyzer()
 RUN = Run(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from cost_aware_operator.costs.checks import AnalysisError, not_negative
+from cost_aware_operator.costs.checks import AnalysisError, count, not_negative
 from cost_aware_operator.costs.communication import Group
 
 MOST_EXACT = 48
@@ -18,10 +18,10 @@ GRID = 96
 
 @dataclass(frozen=True)
 class LayerGradients:
-    """One layer's backward: the seconds until its gradients are made, and their bytes."""
+    """One layer's backward: the seconds until its gradients are made, and their bytes, whole ones."""
 
     seconds: float
-    size_bytes: float
+    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -98,11 +98,11 @@ class CommunicationScheduler:
             raise AnalysisError(f"layers: {len(layers)} of them: write 1 to {MOST_LAYERS}")
         for i, layer in enumerate(layers):
             not_negative(f"layers[{i}].seconds", layer.seconds)
-            not_negative(f"layers[{i}].size_bytes", layer.size_bytes)
+            count(f"layers[{i}].size_bytes", layer.size_bytes, 0, 10**18)
         self._reduce = reduce_seconds
         self._ready = tuple(accumulate(layer.seconds for layer in layers))
         self._sizes = tuple(layer.size_bytes for layer in layers)
-        self._upto = (0.0, *accumulate(self._sizes))
+        self._upto = (0, *accumulate(self._sizes))
 
     @classmethod
     def even(cls, layers: int, gradient_bytes: float, backward_seconds: float, group: Group) -> CommunicationScheduler:
@@ -117,7 +117,7 @@ class CommunicationScheduler:
             not_negative("gradient_bytes", gradient_bytes),
             not_negative("backward_seconds", backward_seconds),
         )
-        return cls([LayerGradients(seconds / layers, size / layers)] * layers, group.all_reduce)
+        return cls([LayerGradients(seconds / layers, math.ceil(size / layers))] * layers, group.all_reduce)
 
     def simulate(self, bucket_bytes: float) -> Timeline:
         """Backward with buckets closed as soon as they hold `bucket_bytes` or more, or nothing is left to come.
@@ -153,11 +153,11 @@ class CommunicationScheduler:
         return BucketAdvice(best, self.simulate(self._upto[-1]), self.simulate(0.0), self._bound())
 
     def _candidates(self) -> list[float]:
-        whole, count = self._upto[-1], len(self._sizes)
+        whole, layers = self._upto[-1], len(self._sizes)
         if whole <= 0:
             return [0.0]
-        if count <= MOST_EXACT:
-            sums = {self._upto[j] - self._upto[i] for i in range(count) for j in range(i + 1, count + 1)}
+        if layers <= MOST_EXACT:
+            sums = {self._upto[j] - self._upto[i] for i in range(layers) for j in range(i + 1, layers + 1)}
             return sorted(size for size in sums if size > 0)
         least = max(min(size for size in self._sizes if size > 0), whole * 1e-9)
         return [min(whole, least * (whole / least) ** (k / (GRID - 1))) for k in range(GRID)]
@@ -168,17 +168,17 @@ class CommunicationScheduler:
         Exact, as an earlier end of the first layers never makes the rest end later. For many layers, whose n^2/2 groups would take
         long, the bound is that of communication alone: nothing starts before the first gradient, the last is never hidden.
         """
-        count = len(self._sizes)
+        layers = len(self._sizes)
         if self._upto[-1] <= 0:
             return 0.0
-        if count > MOST_EXACT * 4:
+        if layers > MOST_EXACT * 4:
             after = self._reduce(self._sizes[-1]) if self._sizes[-1] > 0 else 0.0
             return max(after, self._reduce(self._upto[-1]) - (self._ready[-1] - self._ready[0]))
-        ends = [0.0] * (count + 1)
-        for j in range(1, count + 1):
+        ends = [0.0] * (layers + 1)
+        for j in range(1, layers + 1):
             ready = self._ready[j - 1]
             ends[j] = min(
                 max(ends[i], ready) + self._reduce(size) if (size := self._upto[j] - self._upto[i]) > 0 else ends[i]
                 for i in range(j)
             )
-        return max(0.0, ends[count] - self._ready[-1])
+        return max(0.0, ends[layers] - self._ready[-1])

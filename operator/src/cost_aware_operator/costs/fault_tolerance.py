@@ -11,6 +11,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from cost_aware_operator.costs.checks import AnalysisError, count, not_negative, positive, share
+from cost_aware_operator.costs.goodput import (
+    LONGEST_EXPONENT,
+    expected_goodput,
+    goodput_of_waits,
+    optimal_interval,
+    repeated_hours,
+)
 
 ON_DEMAND_PER_GPU_HOUR = 419 / (16_384 * 54 * 24)
 """2.0e-5: 419 unexpected interruptions of 16,384 H100 in 54 days (Llama 3, Grattafiori et al. 2024, section 3.3.4)."""
@@ -19,8 +26,6 @@ SPOT_PER_NODE_HOUR = 0.5
 STORAGE_LOSS_PER_HOUR = 0.002 / 8760
 """Upper end of the yearly failure rate that AWS states for general-purpose block volumes, 0.1 to 0.2 %."""
 HOURS_A_MONTH = 730.0
-LONGEST_EXPONENT = 50.0
-"""exp(50) times the run: a run that long never ends, and is reported so."""
 
 
 class Strategy(StrEnum):
@@ -148,34 +153,6 @@ class Choice:
     best: StrategyCost | None
     reason: str
     options: tuple[StrategyCost, ...]
-
-
-def optimal_interval(stall_seconds: float, mtbf_seconds: float, write_seconds: float = 0.0) -> float:
-    """Seconds of work between saves: Daly's estimate, no shorter than a save takes.
-
-    sqrt(2 C M) (1 + sqrt(C/2M)/3 + C/18M) - C for C < 2M, else M (Daly 2006, higher-order estimate); its first term is Young's (1974).
-    C is what blocks training, not the time of the write behind it. Infinite where nothing fails.
-    """
-    c, m = stall_seconds, mtbf_seconds
-    if math.isinf(m):
-        return math.inf
-    best = m if c >= 2 * m else math.sqrt(2 * c * m) * (1 + math.sqrt(c / (2 * m)) / 3 + c / (18 * m)) - c
-    return max(best, write_seconds, 1e-3)
-
-
-def expected_goodput(
-    interval_seconds: float, stall_seconds: float, recovery_seconds: float, mtbf_seconds: float
-) -> float:
-    """Productive share of time: tau / (M e^(R/M) (e^((tau + C)/M) - 1)), exact for exponential failures (Daly 2006).
-
-    About 1 - C/tau - (tau/2 + R)/M where failures are rare. 0 where no interval would ever be finished.
-    """
-    if math.isinf(mtbf_seconds):
-        return 1.0 if math.isinf(interval_seconds) else interval_seconds / (interval_seconds + stall_seconds)
-    exponent = (interval_seconds + stall_seconds) / mtbf_seconds
-    if exponent + recovery_seconds / mtbf_seconds > LONGEST_EXPONENT:
-        return 0.0
-    return interval_seconds / (mtbf_seconds * math.exp(recovery_seconds / mtbf_seconds) * math.expm1(exponent))
 
 
 @dataclass(frozen=True)
@@ -358,7 +335,9 @@ def _cost(run: Run, how: _Mechanism) -> StrategyCost:
     whole = run.hours * 3600
     again = how.loss_per_hour
     if how.strategy is Strategy.NONE or (how.stall == 0 and how.write == 0):
-        interval, goodput = (whole, 1.0) if how.strategy is Strategy.NONE else (0.0, _waiting(how.recovery, mtbf))
+        interval, goodput = (
+            (whole, 1.0) if how.strategy is Strategy.NONE else (0.0, goodput_of_waits(how.recovery, mtbf))
+        )
         saves = 0.0
     else:
         interval = min(whole, optimal_interval(how.stall, mtbf, how.write))
@@ -369,10 +348,10 @@ def _cost(run: Run, how: _Mechanism) -> StrategyCost:
     once = run.hours / goodput if goodput > 0 else math.inf
     if how.strategy is Strategy.NONE:
         waits = again * how.recovery / 3600
-        hours = _repeated(again, once) * math.exp(waits) if waits <= LONGEST_EXPONENT else math.inf
+        hours = repeated_hours(again, once) * math.exp(waits) if waits <= LONGEST_EXPONENT else math.inf
         reliability = math.exp(-again * run.hours)
     else:
-        hours = _repeated(again, once)
+        hours = repeated_hours(again, once)
         reliability = math.exp(-again * once) if math.isfinite(once) else 0.0
     never = "" if math.isfinite(hours) else "the run would never end: failures come faster than progress"
     reason = how.reason or never
@@ -400,17 +379,3 @@ def _cost(run: Run, how: _Mechanism) -> StrategyCost:
         recovery,
         reason,
     )
-
-
-def _waiting(recovery_seconds: float, mtbf_seconds: float) -> float:
-    """Goodput where nothing is lost but the wait: M / (M e^(R/M)), as a wait may be interrupted too."""
-    ratio = recovery_seconds / mtbf_seconds
-    return math.exp(-ratio) if ratio <= LONGEST_EXPONENT else 0.0
-
-
-def _repeated(losses_per_hour: float, hours: float) -> float:
-    """Expected hours of work that begins again at every loss: (e^(kT) - 1)/k; infinite where it would never end."""
-    exponent = losses_per_hour * hours
-    if not exponent <= LONGEST_EXPONENT:
-        return math.inf
-    return math.expm1(exponent) / losses_per_hour if exponent > 1e-12 else hours
