@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-LONGEST_EXPONENT = 50.0
-"""exp(50) times the run: a run that long never ends, and is reported so."""
+LONGEST_EXPONENT = 7.0
+"""exp(7): a run expected to take more than about 1,100 times its work is reported as one that never ends."""
 
 
 def optimal_interval(stall_seconds: float, mtbf_seconds: float, write_seconds: float = 0.0) -> float:
