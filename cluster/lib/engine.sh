@@ -21,8 +21,12 @@ start_engine() {
   for pid in /var/run/docker.pid /var/run/docker/containerd/containerd.pid; do
     if [[ -f "${pid}" ]] && ! kill -0 "$(<"${pid}")" 2>/dev/null; then rm -f "${pid}"; fi
   done
-  if ! all_capabilities; then options+=(--add-runtime "granted=${here}/runc-granted" --default-runtime granted); fi
   mkdir -p "${log%/*}"
+  if ! all_capabilities; then
+    # A copy, for the engine and its containers outlive the checkout that started them.
+    install -m 755 "${here}/runc-granted" "${cache}/runc-granted"
+    options+=(--add-runtime "granted=${cache}/runc-granted" --default-runtime granted)
+  fi
   date --utc +%FT%TZ >"${engine_started}"
   # With the system's PATH: dockerd would pick up the node's newer containerd shim from the tools folder, and break.
   # Without the lock's descriptor, which would stay locked for as long as the engine runs.

