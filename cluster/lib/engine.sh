@@ -24,7 +24,7 @@ start_engine() {
   mkdir -p "${log%/*}"
   if ! all_capabilities; then
     # A copy, for the engine and its containers outlive the checkout that started them.
-    install -m 755 "${here}/runc-granted" "${cache}/runc-granted"
+    cp "${here}/runc-granted" "${cache}/runc-granted"
     options+=(--add-runtime "granted=${cache}/runc-granted" --default-runtime granted)
   fi
   date --utc +%FT%TZ >"${engine_started}"
