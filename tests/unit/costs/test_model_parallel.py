@@ -17,8 +17,8 @@ from cost_aware_operator.costs.model_parallel import (
     DecoderShape,
     ModelParallelCostAnalyzer,
     activation_elements,
-    distribute_equal,
 )
+from cost_aware_operator.costs.stages import spread
 
 ANALYZER = ModelParallelCostAnalyzer()
 GPT = DecoderShape(96, 12288, 96, 96, 4 * 12288, 2048, 51200, gated_mlp=False, tied_embeddings=True)
@@ -107,7 +107,10 @@ def test_equal_layers_need_no_search(layers: int, head: float, data: st.DataObje
     def worst(counts: tuple[int, ...]) -> float:
         return max(n + (head if i == stages - 1 else 0) for i, n in enumerate(counts))
 
-    found = distribute_equal(layers, stages, head)
+    found = spread(layers, stages, head).counts()
+    if layers % stages == 0:
+        assert found == (layers // stages,) * stages, "frameworks split evenly where layers divide"
+        return
     assert sum(found) == layers
     assert min(found) >= 1
     assert worst(found) == pytest.approx(worst(ANALYZER.distribute(costs, stages)))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_aware_operator.costs.pipeline import PipelineParallelCostAnalyzer, Schedule, StageSeconds
+from cost_aware_operator.costs.pipeline import PipelineParallelCostAnalyzer, Schedule, StageRuns, StageSeconds
 
 ANALYZER = PipelineParallelCostAnalyzer()
 
@@ -89,3 +89,24 @@ def test_zero_bubble_fills_the_bubble_with_weight_gradients() -> None:
 def test_an_empty_pipeline_is_refused(stages: int, micro_batches: int, interleave: int) -> None:
     with pytest.raises(ValueError, match="a pipeline needs"):
         ANALYZER.step([StageSeconds(1, 1)] * stages, micro_batches, Schedule.GPIPE, interleave)
+
+
+@given(
+    counts=st.tuples(st.integers(1, 9), st.integers(0, 8)),
+    high=st.integers(1, 4),
+    head=st.floats(0, 5),
+    micro_batches=st.integers(1, 30),
+    schedule=st.sampled_from(Schedule),
+    chunks=st.integers(1, 4),
+)
+def test_stages_in_runs_take_what_the_same_stages_take_one_by_one(
+    counts: tuple[int, int], high: int, head: float, micro_batches: int, schedule: Schedule, chunks: int
+) -> None:
+    stages, highs = counts[0], min(counts[1], counts[0] - 1)
+    layers = [high + 1.0] * highs + [float(high)] * (stages - 1 - highs) + [high + head]
+    each = [StageSeconds(0.3 * n, 0.7 * n, 0.25 * n) for n in layers]
+    expected = ANALYZER.step(each, micro_batches, schedule, chunks)
+    runs = StageRuns(stages, highs, high + 1.0, float(high), high + head, 0.3, 0.25)
+    total, bubble = ANALYZER.step_of_runs(runs, micro_batches, schedule, chunks)
+    assert total == pytest.approx(expected.total)
+    assert bubble == pytest.approx(expected.bubble)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from cost_aware_operator.costs.elementwise import Numbers
 from cost_aware_operator.costs.hardware import Accelerator, Generation, Precision
-from cost_aware_operator.costs.layout import Layout, Practice, Recompute
+from cost_aware_operator.costs.layout import AnyLayout, Practice, Recompute
 from cost_aware_operator.costs.model_parallel import DecoderShape, activation_elements
 
 REFERENCE_WATTS = {Generation.HOPPER: 700.0, Generation.AMPERE: 400.0}
@@ -80,15 +81,19 @@ class Parameters:
 
 @dataclass(frozen=True)
 class LayerSeconds:
-    """Compute of one layer and micro-batch on one rank, in seconds; `again` is what backward computes a second time."""
+    """Compute of one layer and micro-batch on one rank, in seconds; numbers, or arrays for many layouts.
 
-    forward: float
-    backward: float
-    again: float
-    attention_forward: float
+    `again` is what backward computes a second time, `weight` the part of backward that makes weight gradients.
+    """
+
+    forward: Numbers
+    backward: Numbers
+    again: Numbers
+    attention_forward: Numbers
+    weight: Numbers
 
     @property
-    def total(self) -> float:
+    def total(self) -> Numbers:
         """Forward, backward and recompute."""
         return self.forward + self.backward + self.again
 
@@ -126,12 +131,12 @@ class Computer:
         """Bytes of an activation; fp8 is used inside products only."""
         return 4 if self.precision is Precision.FP32 else 2
 
-    def matmul(self, m: float, k: float, n: float) -> float:
+    def matmul(self, m: Numbers, k: Numbers, n: Numbers) -> Numbers:
         """An m x k by k x n product, seconds: 2mkn/(e P) + bytes(mk + kn + mn)/(b M)."""
         moved = self.element_bytes * (m * k + k * n + m * n)
         return 2.0 * m * k * n / self._flops_per_second() + moved / self.bytes_per_second
 
-    def attention(self, tokens: float, keys: float, width: float, heads: float) -> float:
+    def attention(self, tokens: Numbers, keys: float, width: Numbers, heads: Numbers) -> Numbers:
         """Scores and their product with values, forward, seconds: `tokens` queries over `keys`, `width` channels on this rank.
 
         FlashAttention computes 2 tokens keys width FLOPs under a causal mask (half of the full 4). Separate kernels compute the
@@ -147,7 +152,7 @@ class Computer:
         moved = p.legacy_passes * self.element_bytes * heads * tokens * keys
         return products + moved / self.bytes_per_second
 
-    def layer(self, shape: DecoderShape, layout: Layout) -> LayerSeconds:
+    def layer(self, shape: DecoderShape, layout: AnyLayout) -> LayerSeconds:
         """One decoder layer and one micro-batch on one rank of the layout."""
         t, c = layout.tensor, layout.context
         tokens, h = layout.micro_batch * shape.sequence_length / c, shape.hidden
@@ -164,14 +169,14 @@ class Computer:
         vector = self.parameters.passes * self.element_bytes * elements / self.bytes_per_second
         forward = products + attention + vector + self.parameters.layer_seconds
         backward = 2 * products + (2.5 if self.practice.flash_attention else 2.0) * attention + 2 * vector
-        again = {
+        again: Numbers = {
             Recompute.NONE: 0.0,
             Recompute.SELECTIVE: 0.5 * products + vector if self.practice.keeps_products(layout) else attention,
             Recompute.FULL: forward,
         }[layout.recompute]
-        return LayerSeconds(forward, backward + self.parameters.layer_seconds, again, attention)
+        return LayerSeconds(forward, backward + self.parameters.layer_seconds, again, attention, products)
 
-    def head(self, shape: DecoderShape, layout: Layout) -> float:
+    def head(self, shape: DecoderShape, layout: AnyLayout) -> Numbers:
         """Output projection, softmax and loss, forward and backward of one micro-batch, seconds.
 
         Logits move 28 bytes an element: cast (2 read, 4 written), log-softmax (4, 4), its gradient (4, 4), cast back (4, 2).

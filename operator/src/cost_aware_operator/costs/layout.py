@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cost_aware_operator.costs.hardware import Generation, Precision
+from cost_aware_operator.costs.pipeline import Schedule
 
 
 class Sharding(StrEnum):
@@ -39,6 +44,7 @@ class Layout:
     micro_batch: int
     global_batch: int
     precision: Precision
+    schedule: Schedule = Schedule.ONE_F_ONE_B
 
     @property
     def ranks(self) -> int:
@@ -49,6 +55,58 @@ class Layout:
     def micro_batches(self) -> int:
         """Micro-batches that one replica computes a step, of the nearest batch that divides."""
         return max(1, round(self.global_batch / (self.data * self.micro_batch)))
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """Many layouts: counts as arrays of one length, everything else the same for all, as is whether `tensor` is above 1."""
+
+    data: NDArray[Any]
+    tensor: NDArray[Any]
+    pipeline: NDArray[Any]
+    context: int
+    sharding: Sharding
+    interleave: NDArray[Any]
+    recompute: Recompute
+    micro_batch: NDArray[Any]
+    global_batch: int
+    precision: Precision
+    schedule: Schedule
+
+    @property
+    def ranks(self) -> Any:
+        """Accelerators of each."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
+    def micro_batches(self) -> Any:
+        """Micro-batches that one replica computes a step."""
+        return np.maximum(1, np.rint(self.global_batch / (self.data * self.micro_batch)))
+
+    def one(self, index: int) -> Layout:
+        """The layout at an index."""
+        return Layout(
+            data=int(self.data[index]),
+            tensor=int(self.tensor[index]),
+            pipeline=int(self.pipeline[index]),
+            context=self.context,
+            sharding=self.sharding,
+            interleave=int(self.interleave[index]),
+            recompute=self.recompute,
+            micro_batch=int(self.micro_batch[index]),
+            global_batch=self.global_batch,
+            precision=self.precision,
+            schedule=self.schedule,
+        )
+
+
+AnyLayout: TypeAlias = Layout | Layouts
+
+
+def pipeline_schedule(layout: AnyLayout) -> Schedule:
+    """The order of passes; several chunks a stage make 1F1B an interleaved one."""
+    interleaved = layout.schedule is Schedule.ONE_F_ONE_B and np.any(layout.interleave > 1)
+    return Schedule.INTERLEAVED if interleaved else layout.schedule
 
 
 @dataclass(frozen=True)
@@ -67,14 +125,19 @@ class Practice:
     overlapped_reduction: bool
 
     @classmethod
-    def of(cls, layout: Layout, generation: Generation, *, gated_mlp: bool) -> Practice:
+    def of(cls, layout: AnyLayout, generation: Generation, *, gated_mlp: bool) -> Practice:
         """The practice that goes with a layout; selective recompute came together with sequence parallelism."""
         recompute = layout.recompute
         modern = layout.precision in (Precision.BF16, Precision.FP8) and generation is not Generation.VOLTA
-        if generation is Generation.AMPERE and layout.tensor > 1 and recompute is Recompute.FULL and not gated_mlp:
+        if (
+            generation is Generation.AMPERE
+            and np.any(layout.tensor > 1)
+            and recompute is Recompute.FULL
+            and not gated_mlp
+        ):
             modern = False
         return cls(modern, modern or recompute is Recompute.SELECTIVE, modern)
 
-    def keeps_products(self, layout: Layout) -> bool:
+    def keeps_products(self, layout: AnyLayout) -> bool:
         """Whether selective recompute works by operators, as under FSDP, and not on the attention core alone, as in Megatron."""
         return self.flash_attention and layout.sharding is Sharding.ZERO3

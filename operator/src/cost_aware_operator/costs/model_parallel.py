@@ -6,9 +6,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cost_aware_operator.costs.elementwise import Numbers, Truths, least, where
 from cost_aware_operator.costs.hardware import Precision
-from cost_aware_operator.costs.layout import Layout, Practice, Recompute, Sharding
-from cost_aware_operator.costs.pipeline import PipelineParallelCostAnalyzer, Schedule
+from cost_aware_operator.costs.layout import AnyLayout, Layout, Practice, Recompute, Sharding, pipeline_schedule
+from cost_aware_operator.costs.pipeline import PipelineParallelCostAnalyzer
+from cost_aware_operator.costs.stages import StageLayers, spread
 
 GIB = 2.0**30
 FRAMEWORK_GIB = 0.6
@@ -51,7 +53,7 @@ class DecoderShape:
         return self.layers * self.layer_parameters + tables * self.embedding_parameters + self.hidden
 
 
-def activation_elements(shape: DecoderShape, tensor: int, *, sequence_parallel: bool) -> float:
+def activation_elements(shape: DecoderShape, tensor: Numbers, *, sequence_parallel: bool) -> Numbers:
     """Elements a token and layer that backward needs, on one rank, without the score matrix.
 
     Inputs and outputs of both norms (4 h), queries, keys and values, the attention's output, and of the feed-forward layer the
@@ -83,6 +85,35 @@ class MemoryGib:
         return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.framework
 
 
+@dataclass(frozen=True)
+class StageMemory:
+    """GiB of one stage's ranks by what holds them; of one layout, or of many."""
+
+    weights: Numbers
+    gradients: Numbers
+    optimizer: Numbers
+    activations: Numbers
+    logits: Numbers
+    framework: float
+
+    @property
+    def total(self) -> Numbers:
+        """The sum."""
+        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.framework
+
+    def or_fuller(self, other: StageMemory) -> StageMemory:
+        """The fuller of two stages, layout by layout."""
+        mine = self.total >= other.total
+        return StageMemory(
+            where(mine, self.weights, other.weights),
+            where(mine, self.gradients, other.gradients),
+            where(mine, self.optimizer, other.optimizer),
+            where(mine, self.activations, other.activations),
+            where(mine, self.logits, other.logits),
+            self.framework,
+        )
+
+
 class ModelParallelCostAnalyzer:
     """What a model needs on one rank."""
 
@@ -108,21 +139,26 @@ class ModelParallelCostAnalyzer:
 
     def memory_of_rank(self, shape: DecoderShape, layout: Layout, practice: Practice) -> MemoryGib:
         """Peak memory of the fullest rank of a layout, in GiB: the first stage (most live micro-batches) or the last (logits)."""
-        stages = self.stage_layers(shape.layers, layout.pipeline)
-        first = self._stage(shape, layout, practice, 0, stages[0])
-        if layout.pipeline == 1:
-            return first
-        last = self._stage(shape, layout, practice, layout.pipeline - 1, stages[-1])
-        return max(first, last, key=lambda m: m.total)
+        found = self.memory_of_ranks(shape, layout, practice)
+        return MemoryGib(**{name: float(getattr(found, name)) for name in MemoryGib.__dataclass_fields__})
 
-    def _stage(self, shape: DecoderShape, layout: Layout, practice: Practice, stage: int, layers: int) -> MemoryGib:
-        is_first, is_last = stage == 0, stage == layout.pipeline - 1
-        parameters = self.stage_parameters(shape, layout, layers, first=is_first, last=is_last)
+    def memory_of_ranks(self, shape: DecoderShape, layout: AnyLayout, practice: Practice) -> StageMemory:
+        """`memory_of_rank` of one layout or of many."""
+        layers = self.stage_spread(shape.layers, layout.pipeline)
+        only = layout.pipeline == 1
+        first = self._stage(shape, layout, practice, 0, layers.first, first=True, last=only)
+        last = self._stage(shape, layout, practice, layout.pipeline - 1, layers.last, first=only, last=True)
+        return first.or_fuller(last)
+
+    def _stage(
+        self, shape: DecoderShape, layout: AnyLayout, practice: Practice, stage: Numbers, layers: Numbers, *, first: Truths,
+        last: Truths,
+    ) -> StageMemory:  # fmt: skip
+        parameters = self.stage_parameters(shape, layout, layers, first=first, last=last)
         states = self._states(parameters, shape.layer_parameters / layout.tensor, layout)
         tokens = layout.micro_batch * shape.sequence_length / layout.context
-        schedule = Schedule.INTERLEAVED if layout.interleave > 1 else Schedule.ONE_F_ONE_B
         live = PipelineParallelCostAnalyzer().live_micro_batches(
-            stage, layout.pipeline, layout.micro_batches, schedule, layout.interleave
+            stage, layout.pipeline, layout.micro_batches, pipeline_schedule(layout), layout.interleave
         )
         kept, working = self._layer_activations(shape, layout, practice)
         element = 4.0 if layout.precision is Precision.FP32 else 2.0
@@ -130,21 +166,24 @@ class ModelParallelCostAnalyzer:
         logits = (
             (element + (8.0 if practice.flash_attention else 6.0) + 2.0) * tokens * shape.vocabulary / layout.tensor
         )
-        return MemoryGib(
+        return StageMemory(
             weights=states[0] / GIB,
             gradients=states[1] / GIB,
             optimizer=states[2] / GIB,
             activations=tokens * (kept * layers * live + working) / GIB,
-            logits=logits / GIB if is_last else 0.0,
+            logits=where(last, logits / GIB, 0.0),
             framework=FRAMEWORK_GIB if layout.precision is Precision.FP32 else GPU_FRAMEWORK_GIB,
         )
 
-    def stage_parameters(self, shape: DecoderShape, layout: Layout, layers: int, *, first: bool, last: bool) -> float:
+    def stage_parameters(
+        self, shape: DecoderShape, layout: AnyLayout, layers: Numbers, *, first: Truths, last: Truths
+    ) -> Numbers:
         """Weights that one tensor rank of a stage holds before data-parallel ranks share them."""
-        tables = int(first) + int(last and not (shape.tied_embeddings and layout.pipeline == 1))
+        own_head = where(last, where(layout.pipeline == 1, 0 if shape.tied_embeddings else 1, 1), 0)
+        tables = where(first, 1, 0) + own_head
         return (layers * shape.layer_parameters + tables * shape.embedding_parameters) / layout.tensor
 
-    def _states(self, parameters: float, layer: float, layout: Layout) -> tuple[float, float, float]:
+    def _states(self, parameters: Numbers, layer: Numbers, layout: AnyLayout) -> tuple[Numbers, Numbers, Numbers]:
         """Bytes of weights, gradients and optimizer (Rajbhandari et al. 2020, section 3, with gradients in fp32).
 
         Mixed precision: 2 a weight, 4 a gradient (2 in fp16), 12 for master, momentum and variance. ZeRO-1 divides the 12, ZeRO-2
@@ -156,21 +195,22 @@ class ModelParallelCostAnalyzer:
         weight, gradient = (4.0, 4.0) if full else (2.0, 2.0 if layout.precision is Precision.FP16 else 4.0)
         optimizer = 8.0 if full else 12.0
         if layout.sharding is Sharding.ZERO3:
-            gathered = parameters if layout.pipeline > 1 else min(parameters, 2 * layer)
-            whole_gradients = gradient * parameters if layout.pipeline > 1 else gradient * min(parameters, layer)
+            piped = layout.pipeline > 1
+            gathered = where(piped, parameters, least(parameters, 2 * layer))
+            whole_gradients = gradient * where(piped, parameters, least(parameters, layer))
             return weight * gathered, gradient * parameters / d + whole_gradients, optimizer * parameters / d
         if layout.sharding is Sharding.ZERO2:
             return weight * parameters, gradient * parameters / d, optimizer * parameters / d
         divided = d if layout.sharding is Sharding.ZERO1 else 1
         return weight * parameters, gradient * parameters, optimizer * parameters / divided
 
-    def _layer_activations(self, shape: DecoderShape, layout: Layout, practice: Practice) -> tuple[float, float]:
+    def _layer_activations(self, shape: DecoderShape, layout: AnyLayout, practice: Practice) -> tuple[Numbers, Numbers]:
         """Bytes a token: kept by each layer until backward, and in use while one layer is computed again."""
         element = 4.0 if layout.precision is Precision.FP32 else 2.0
         whole = element * activation_elements(shape, layout.tensor, sequence_parallel=practice.sequence_parallel)
         if layout.precision is Precision.FP8 and layout.sharding is not Sharding.ZERO3:
             whole *= 0.7  # inputs of products are kept in fp8 (Transformer Engine), the rest in bf16
-        scores = 0.0
+        scores: Numbers = 0.0
         if not practice.flash_attention:
             scores = (2 * element + 1) * shape.heads / layout.tensor * shape.sequence_length / layout.context
         border = element * shape.hidden / (layout.tensor if practice.sequence_parallel else 1)
@@ -186,7 +226,7 @@ class ModelParallelCostAnalyzer:
             )
         return border, 2 * whole + scores
 
-    def tensor_bytes(self, shape: DecoderShape, layout: Layout, practice: Practice) -> tuple[float, int]:
+    def tensor_bytes(self, shape: DecoderShape, layout: AnyLayout, practice: Practice) -> tuple[Numbers, Numbers]:
         """Bytes of one tensor-parallel collective, and how many all-reduces a layer and micro-batch needs.
 
         Two in forward and two in backward of b s h elements each (Shoeybi et al. 2019, section 3), two more where forward is
@@ -194,8 +234,9 @@ class ModelParallelCostAnalyzer:
         """
         element = 4.0 if layout.precision is Precision.FP32 else 2.0
         size = element * layout.micro_batch * shape.sequence_length / layout.context * shape.hidden
-        again = layout.recompute is Recompute.FULL and not (practice.flash_attention and layout.pipeline > 1)
-        return size, 6 if again else 4
+        if layout.recompute is not Recompute.FULL:
+            return size, 4
+        return size, where(layout.pipeline > 1, 4, 6) if practice.flash_attention else 6
 
     def stage_layers(self, layers: int, stages: int, head_in_layers: float = 0.0) -> tuple[int, ...]:
         """Layers of each stage. Where they divide, evenly, as frameworks do; else by `distribute`, weighing the head.
@@ -205,9 +246,11 @@ class ModelParallelCostAnalyzer:
         """
         if not 1 <= stages <= layers:
             raise ValueError(f"{stages} stages need as many layers, got {layers}: write {layers} stages or fewer")
-        if layers % stages == 0:
-            return (layers // stages,) * stages
-        return distribute_equal(layers, stages, head_in_layers)
+        return self.stage_spread(layers, stages, head_in_layers).counts()
+
+    def stage_spread(self, layers: int, stages: Numbers, head_in_layers: Numbers = 0.0) -> StageLayers:
+        """`stage_layers` of one layout or of many."""
+        return spread(layers, stages, head_in_layers)
 
     def distribute(self, costs: Sequence[float], stages: int) -> tuple[int, ...]:
         """Contiguous layers to stages so that the dearest stage is as cheap as can be; the count of layers of each stage.
@@ -242,18 +285,3 @@ class ModelParallelCostAnalyzer:
             counts.append(end - cut[end])
             end = cut[end]
         return tuple(reversed([*counts, end]))
-
-
-def distribute_equal(layers: int, stages: int, head_in_layers: float) -> tuple[int, ...]:
-    """The optimum of `distribute` for equal layers and a head worth so many of them, without the search."""
-    if stages == 1:
-        return (layers,)
-    best: tuple[float, int] | None = None
-    for last in range(1, layers - stages + 2):
-        rest = math.ceil((layers - last) / (stages - 1))
-        worst = max(float(rest), last + head_in_layers)
-        if best is None or worst < best[0]:
-            best = (worst, last)
-    last = best[1] if best is not None else layers
-    others, left = stages - 1, layers - last
-    return (*(left // others + (1 if i < left % others else 0) for i in range(others)), last)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
+
+from cost_aware_operator.costs.elementwise import Numbers, least, most, where
 
 
 class Schedule(StrEnum):
@@ -43,6 +46,36 @@ class PipelineSeconds:
         return self.bubble / self.total if self.total > 0 else 0.0
 
 
+@dataclass(frozen=True)
+class StageRuns:
+    """Stages of three kinds: the first `highs` alike, then alike up to the last, then the last. Numbers or arrays.
+
+    `high`, `low` and `last` are seconds of one micro-batch's forward and backward; `ahead` is forward's share of them,
+    `weight` the share that only makes weight gradients.
+    """
+
+    stages: Numbers
+    highs: Numbers
+    high: Numbers
+    low: Numbers
+    last: Numbers
+    ahead: Numbers
+    weight: Numbers = 0.0
+
+    def seconds(self, index: Numbers) -> Numbers:
+        """Of the stage at an index."""
+        return where(index >= self.stages - 1, self.last, where(index < self.highs, self.high, self.low))
+
+    def before(self, index: Numbers) -> Numbers:
+        """Of all stages in front of an index."""
+        return least(index, self.highs) * self.high + most(0, index - self.highs) * self.low
+
+    @property
+    def whole(self) -> Numbers:
+        """Of all stages."""
+        return self.before(self.stages - 1) + self.last
+
+
 class PipelineParallelCostAnalyzer:
     """Bubble, live micro-batches."""
 
@@ -79,31 +112,63 @@ class PipelineParallelCostAnalyzer:
             elif schedule is Schedule.GPIPE:
                 bubble = before + behind
             else:
-                bubble = (before + _wait(stage, behind, len(stages) - 1 - index, micro_batches)) / divided
+                wait = _wait(stage.forward, stage.backward, behind, len(stages) - 1 - index, micro_batches)
+                bubble = (before + float(wait)) / divided
             total = micro_batches * stage.total + bubble
             if total > best.total:
                 best = PipelineSeconds(total, bubble)
             before += stage.total
         return best
 
+    def step_of_runs(
+        self, runs: StageRuns, micro_batches: Numbers, schedule: Schedule, interleave: Numbers = 1
+    ) -> tuple[Numbers, Numbers]:
+        """`step` for stages of three kinds, without a loop over them: seconds of the step, and of the bubble in it.
+
+        Inside a run of equal stages, and on either side of the stage behind which there are as many stages as micro-batches,
+        the wait is convex in the stage's index, so the stage that is done last is at an end of such a stretch.
+        """
+        final = runs.stages - 1
+        divided = interleave if schedule is Schedule.INTERLEAVED else 1
+        free = most(0.0, 1 - 2 * runs.weight)
+        best: Numbers = 0.0
+        least_own: Numbers = 0.0
+        for at in (0, runs.highs - 1, runs.highs, final - micro_batches, final - micro_batches + 1, final - 1, final):
+            index = most(0, least(at, final))
+            own, before = runs.seconds(index), runs.before(index)
+            behind = runs.whole - before - own
+            if schedule is Schedule.ZERO_BUBBLE:
+                bubble = free * (before + behind)
+            elif schedule is Schedule.GPIPE:
+                bubble = before + behind
+            else:
+                forward = runs.ahead * own
+                bubble = (before + _wait(forward, own - forward, behind, final - index, micro_batches)) / divided
+            total = micro_batches * own + bubble
+            least_own = where(total > best, own, least_own)
+            best = most(best, total)
+        return best, best - micro_batches * least_own
+
     def live_micro_batches(
-        self, stage: int, stages: int, micro_batches: int, schedule: Schedule, interleave: int = 1
-    ) -> float:
+        self, stage: Numbers, stages: Numbers, micro_batches: Numbers, schedule: Schedule, interleave: Numbers = 1
+    ) -> Any:
         """Micro-batches whose activations a stage holds at its peak, in units of the whole stage's activations.
 
         GPipe holds all; 1F1B and ZB-H1 hold p - i at stage i; interleaving holds (1 + (p-1)/(p v)) p at the first stage
         (Korthikanti et al. 2022, section 4.2.3), p - i + (p-1)/v in general.
         """
         if schedule is Schedule.GPIPE:
-            return float(micro_batches)
-        live = float(stages - stage)
-        if schedule is Schedule.INTERLEAVED and interleave > 1:
-            live += (stages - 1) / interleave - stage / interleave
-        return min(live, float(micro_batches))
+            return micro_batches
+        live = stages - stage
+        if schedule is Schedule.INTERLEAVED:
+            live = live + where(interleave > 1, (stages - 1) / interleave - stage / interleave, 0.0)
+        return least(live, micro_batches)
 
 
-def _wait(stage: StageSeconds, behind: float, stages_behind: int, micro_batches: int) -> float:
+def _wait(
+    forward: Numbers, backward: Numbers, behind: Numbers, stages_behind: Numbers, micro_batches: Numbers
+) -> Numbers:
     """What a stage waits for the stages behind it under 1F1B, beyond what it fills with other micro-batches."""
-    if micro_batches <= stages_behind:
-        return max(0.0, behind - (micro_batches - 1) * min(stage.forward, stage.backward))
-    return max(0.0, behind - stages_behind * stage.forward) + max(0.0, behind - stages_behind * stage.backward)
+    few = most(0.0, behind - (micro_batches - 1) * least(forward, backward))
+    many = most(0.0, behind - stages_behind * forward) + most(0.0, behind - stages_behind * backward)
+    return where(micro_batches <= stages_behind, few, many)

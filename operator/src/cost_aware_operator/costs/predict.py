@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 
-from cost_aware_operator.costs.communication import Fabric, Link
+from cost_aware_operator.costs.communication import Fabric, Link, Path
 from cost_aware_operator.costs.compute import Computer, LayerSeconds, Parameters, model_flops
+from cost_aware_operator.costs.elementwise import Numbers, least, log2, most, where
 from cost_aware_operator.costs.hardware import Accelerator, Precision
-from cost_aware_operator.costs.layout import Layout, Practice, Recompute, Sharding
-from cost_aware_operator.costs.model_parallel import DecoderShape, MemoryGib, ModelParallelCostAnalyzer
+from cost_aware_operator.costs.layout import AnyLayout, Layout, Practice, Recompute, Sharding, pipeline_schedule
+from cost_aware_operator.costs.model_parallel import DecoderShape, MemoryGib, ModelParallelCostAnalyzer, StageMemory
 from cost_aware_operator.costs.parameters import FITTED
-from cost_aware_operator.costs.pipeline import PipelineParallelCostAnalyzer, Schedule, StageSeconds
+from cost_aware_operator.costs.pipeline import PipelineParallelCostAnalyzer, StageRuns
 
 USABLE_MEMORY = 0.985
 """Share of an accelerator's memory that a process gets (torch reports 39.4 GiB of an A100's 40); the driver keeps the rest."""
@@ -38,7 +38,35 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Breakdown:
+class StepSeconds:
+    """`Breakdown` of one layout or of many, and what a budget needs beside it."""
+
+    compute: Numbers
+    tensor_communication: Numbers
+    pipeline_communication: Numbers
+    data_communication: Numbers
+    context_communication: Numbers
+    bubble: Numbers
+    optimizer: Numbers
+    other: Numbers
+
+    @property
+    def total(self) -> Numbers:
+        """The sum."""
+        return (
+            self.compute
+            + self.tensor_communication
+            + self.pipeline_communication
+            + self.data_communication
+            + self.context_communication
+            + self.bubble
+            + self.optimizer
+            + self.other
+        )
+
+
+@dataclass(frozen=True)
+class Breakdown(StepSeconds):
     """Where a step's seconds go. Communication counts only what computation does not hide; the parts add up to the step."""
 
     compute: float
@@ -53,16 +81,7 @@ class Breakdown:
     @property
     def total(self) -> float:
         """The sum."""
-        return (
-            self.compute
-            + self.tensor_communication
-            + self.pipeline_communication
-            + self.data_communication
-            + self.context_communication
-            + self.bubble
-            + self.optimizer
-            + self.other
-        )
+        return float(super().total)
 
 
 @dataclass(frozen=True)
@@ -85,13 +104,11 @@ def predict(shape: DecoderShape, machine: Machine, layout: Layout, parameters: P
         HardwareError: the accelerator has no peak for the precision.
         ValueError: more stages than layers.
     """
-    practice = Practice.of(layout, machine.accelerator.generation, gated_mlp=shape.gated_mlp)
-    breakdown = _Step(shape, machine, layout, practice, parameters).breakdown()
-    memory = ModelParallelCostAnalyzer().memory_of_rank(shape, layout, practice)
+    found = step_seconds(shape, machine, layout, parameters)
+    breakdown = Breakdown(**{name: float(getattr(found, name)) for name in Breakdown.__dataclass_fields__})
+    needs = memory_of_ranks(shape, machine, layout)
+    memory = MemoryGib(**{name: float(getattr(needs, name)) for name in MemoryGib.__dataclass_fields__})
     usable = USABLE_MEMORY * machine.accelerator.memory_gib
-    if memory.total > usable:
-        # a run this near the limit would use the leaner loss
-        memory = replace(memory, logits=FUSED_LOSS * memory.logits)
     reason = _infeasible(shape, machine, layout, memory, usable)
     return Prediction(
         step_seconds=breakdown.total,
@@ -102,6 +119,22 @@ def predict(shape: DecoderShape, machine: Machine, layout: Layout, parameters: P
         breakdown=breakdown,
         memory=memory,
     )
+
+
+def step_seconds(
+    shape: DecoderShape, machine: Machine, layout: AnyLayout, parameters: Parameters = FITTED
+) -> StepSeconds:
+    """Where the seconds of a step go, for one layout or for many."""
+    practice = Practice.of(layout, machine.accelerator.generation, gated_mlp=shape.gated_mlp)
+    return _Step(shape, machine, layout, practice, parameters).seconds()
+
+
+def memory_of_ranks(shape: DecoderShape, machine: Machine, layout: AnyLayout) -> StageMemory:
+    """GiB of the fullest rank, for one layout or for many; with a fused loss where another would not fit."""
+    practice = Practice.of(layout, machine.accelerator.generation, gated_mlp=shape.gated_mlp)
+    memory = ModelParallelCostAnalyzer().memory_of_ranks(shape, layout, practice)
+    tight = memory.total > USABLE_MEMORY * machine.accelerator.memory_gib
+    return replace(memory, logits=where(tight, FUSED_LOSS, 1.0) * memory.logits)
 
 
 def _infeasible(shape: DecoderShape, machine: Machine, layout: Layout, memory: MemoryGib, usable: float) -> str:
@@ -127,10 +160,10 @@ def _infeasible(shape: DecoderShape, machine: Machine, layout: Layout, memory: M
 
 
 class _Step:
-    """The terms of one step. Every method returns seconds."""
+    """The terms of one step, of one layout or of many. Every method returns seconds."""
 
     def __init__(
-        self, shape: DecoderShape, machine: Machine, layout: Layout, practice: Practice, parameters: Parameters
+        self, shape: DecoderShape, machine: Machine, layout: AnyLayout, practice: Practice, parameters: Parameters
     ) -> None:
         self.shape, self.layout, self.practice, self.parameters = shape, layout, practice, parameters
         self.fabric = machine.fabric(parameters)
@@ -140,53 +173,54 @@ class _Step:
         self.head = self.computer.head(shape, layout)
         self.tensor_layer = self._tensor_layer()
         self.context_layer, self.context_hidden = self._context_layer()
-        per_layer = self.layer.total + self.tensor_layer + self.context_layer
-        self.stages = self.analyzer.stage_layers(shape.layers, layout.pipeline, self.head / per_layer)
+        self.per_layer = self.layer.total + self.tensor_layer + self.context_layer
+        self.stages = self.analyzer.stage_spread(shape.layers, layout.pipeline, self.head / self.per_layer)
         # ranks are numbered tensor first, then context, data, pipeline: what talks most stays inside a node
         self.reduction = self.fabric.group(layout.data * layout.context, layout.tensor)
         self.neighbours = self.fabric.group(layout.pipeline, layout.tensor * layout.context * layout.data)
 
-    def breakdown(self) -> Breakdown:
-        layout, m, busiest = self.layout, self.layout.micro_batches, max(self.stages)
+    def seconds(self) -> StepSeconds:
+        layout, m, stages = self.layout, self.layout.micro_batches, self.stages
         hop = self._hop()
-        compute, tensor, context = (
-            [n * x for n in self.stages] for x in (self.layer.total, self.tensor_layer, self.context_layer)
-        )
-        compute[-1] += self.head
-        sums = [a + b + c + hop for a, b, c in zip(compute, tensor, context, strict=True)]
+        high, low = stages.high * self.per_layer + hop, stages.low * self.per_layer + hop
+        last = stages.last * self.per_layer + self.head + hop
         ahead = self.layer.forward / self.layer.total
-        seconds = [StageSeconds(ahead * x, (1 - ahead) * x) for x in sums]
-        schedule = Schedule.INTERLEAVED if layout.interleave > 1 else Schedule.ONE_F_ONE_B
-        pipeline = PipelineParallelCostAnalyzer().step(seconds, m, schedule, layout.interleave)
-        at = max(range(len(sums)), key=sums.__getitem__)
+        runs = StageRuns(layout.pipeline, stages.highs, high, low, last, ahead, self._weight_share(last))
+        whole, _ = PipelineParallelCostAnalyzer().step_of_runs(runs, m, pipeline_schedule(layout), layout.interleave)
+        first = runs.seconds(0)
+        # the stage that works longest
+        at_last = (last > first) | (layout.pipeline == 1)
+        busy, layers = where(at_last, last, first), where(at_last, stages.last, stages.first)
+        compute = layers * self.layer.total + where(at_last, self.head, 0.0)
         # what hides context traffic cannot hide gathers and reductions as well
-        free = compute[at] - self.stages[at] * self.context_hidden
-        data, slowed = self._data(busiest, m * free)
-        optimizer = self._optimizer(busiest)
-        nodes = max(1.0, layout.ranks / self.fabric.ranks_per_node)
-        sum_of_parts = pipeline.total + data + slowed + optimizer
-        late = sum_of_parts * self.parameters.straggler * math.log2(nodes)
-        return Breakdown(
-            compute=m * compute[at] + slowed,
-            tensor_communication=m * tensor[at],
+        free = compute - layers * self.context_hidden
+        data, slowed = self._data(stages.most, m * free)
+        optimizer = self._optimizer(stages.most)
+        nodes = most(1.0, layout.ranks / self.fabric.ranks_per_node)
+        late = (whole + data + slowed + optimizer) * self.parameters.straggler * log2(nodes)
+        return StepSeconds(
+            compute=m * compute + slowed,
+            tensor_communication=m * layers * self.tensor_layer,
             pipeline_communication=m * hop,
             data_communication=data,
-            context_communication=m * context[at],
-            bubble=max(0.0, pipeline.total - m * sums[at]),
+            context_communication=m * layers * self.context_layer,
+            bubble=most(0.0, whole - m * busy),
             optimizer=optimizer,
             other=late + self.parameters.step_seconds,
         )
 
-    def _tensor_layer(self) -> float:
-        if self.layout.tensor == 1:
-            return 0.0
+    def _weight_share(self, last: Numbers) -> Numbers:
+        """Share of the last stage's pass, which has the head besides its layers, that only makes weight gradients."""
+        return (self.stages.last * self.layer.weight + self.head / 3) / last
+
+    def _tensor_layer(self) -> Numbers:
         group = self.fabric.group(self.layout.tensor)
         size, count = self.analyzer.tensor_bytes(self.shape, self.layout, self.practice)
         each = 2 * group.all_gather(size) if self.practice.sequence_parallel else group.all_reduce(size)
         hidden = self.parameters.tensor_overlap if self.practice.overlapped_reduction else 0.0
         return count * each * (1 - hidden)
 
-    def _context_layer(self) -> tuple[float, float]:
+    def _context_layer(self) -> tuple[Numbers, Numbers]:
         """Ring attention (Liu et al. 2023): keys and values pass every rank, forward and twice in backward, behind attention.
 
         What stays exposed, and what is hidden.
@@ -202,28 +236,24 @@ class _Step:
         moved = (c - 1) * group.send(size) * (3 + again)
         passes = (3.5 if self.practice.flash_attention else 3.0) + again
         attention = passes * self.layer.attention_forward
-        hidden = min(moved, attention)
-        return moved - hidden + self.parameters.context_loss * math.log2(c) * attention, hidden
+        hidden = least(moved, attention)
+        return moved - hidden + self.parameters.context_loss * log2(c) * attention, hidden
 
-    def _hop(self) -> float:
+    def _hop(self) -> Numbers:
         """Sends of one micro-batch, forward and backward, once a chunk; scattered over tensor ranks."""
         layout = self.layout
-        if layout.pipeline == 1:
-            return 0.0
         tokens = layout.micro_batch * self.shape.sequence_length / layout.context
         size = self.computer.element_bytes * tokens * self.shape.hidden / layout.tensor
         return 2 * layout.interleave * self.neighbours.send(size)
 
-    def _stage_parameters(self, layers: int) -> float:
+    def _stage_parameters(self, layers: Numbers) -> Numbers:
         return self.analyzer.stage_parameters(
             self.shape, self.layout, layers, first=True, last=self.layout.pipeline == 1
         )
 
-    def _data(self, layers: int, compute: float) -> tuple[float, float]:
+    def _data(self, layers: Numbers, compute: Numbers) -> tuple[Numbers, Numbers]:
         """Exposed gradient and weight traffic, and what hidden traffic slows compute by."""
         layout, p = self.layout, self.parameters
-        if self.reduction.size == 1:
-            return 0.0, 0.0
         weights = self._stage_parameters(layers)
         # torch's DDP reduces gradients of fp32 weights; sharded optimizers reduce in the precision of compute, as do fp16 ones
         half = layout.precision is Precision.FP16 or layout.sharding is not Sharding.DDP
@@ -238,36 +268,34 @@ class _Step:
         if not self.practice.overlapped_reduction:
             return traffic, 0.0
         window = p.reduction_overlap * compute / layout.micro_batches
-        hidden = min(traffic * 0.9, window)
+        hidden = least(traffic * 0.9, window)
         return traffic - hidden, p.gather_slowdown * hidden
 
-    def _gathered(self, layers: int, weights: float, element: float, compute: float) -> tuple[float, float]:
+    def _gathered(self, layers: Numbers, weights: Numbers, element: float, compute: Numbers) -> tuple[Numbers, Numbers]:
         """ZeRO-3: each unit gathered for forward and again for backward, gradients reduced, every micro-batch.
 
         Under a pipeline a stage is gathered and reduced once a step.
         """
         layout, p = self.layout, self.parameters
-        pieces = max(1, layers)
+        pieces = most(1, layers)
         unit = element * weights / pieces
         if self.practice.flash_attention:
             one = 2 * self.reduction.all_gather(unit) + self.reduction.reduce_scatter(unit)
         else:
             one = 3 * self._single_adapter(unit)
-        times = 1 if layout.pipeline > 1 else layout.micro_batches
+        times = where(layout.pipeline > 1, 1, layout.micro_batches)
         traffic = times * pieces * one
         # the first gather and the last reduction have nothing to hide behind
-        hidden = min(traffic * (1 - 1 / (3 * pieces)), p.gather_overlap * compute)
+        hidden = least(traffic * (1 - 1 / (3 * pieces)), p.gather_overlap * compute)
         return traffic - hidden, p.gather_slowdown * hidden
 
-    def _single_adapter(self, size: float) -> float:
+    def _single_adapter(self, size: Numbers) -> Numbers:
         """A gather as in the ZeRO-3 of 2020 and 2021: per tensor, each rank over its own adapter, not hierarchical."""
         group = self.reduction
-        if group.nodes <= 1:
-            return group.all_gather(size)
-        adapter = Link(self.fabric.network.bytes_per_second / self.fabric.ranks_per_node, 0.0)
-        return adapter.all_gather(size, group.size)
+        adapter = Path(self.fabric.network.bytes_per_second / self.fabric.ranks_per_node, 0.0)
+        return where(group.nodes <= 1, group.all_gather(size), adapter.ring(size, group.size))
 
-    def _optimizer(self, layers: int) -> float:
+    def _optimizer(self, layers: Numbers) -> Numbers:
         """AdamW reads and writes gradients, master weights and both moments, about 34 bytes a weight; its kernels are memory-bound."""
         layout = self.layout
         shared = 1 if layout.sharding is Sharding.DDP else layout.data * layout.context

@@ -188,7 +188,10 @@ def _layout(
     precision = fields.choice("precision", Precision, usual)
     machine.accelerator.peak(precision)
     layout = Layout(
-        **degrees,
+        data=degrees["data"],
+        tensor=degrees["tensor"],
+        pipeline=degrees["pipeline"],
+        context=degrees["context"],
         sharding=fields.choice("sharding", Sharding, Sharding.DDP),
         interleave=fields.count("interleave", 1, say=False),
         recompute=fields.choice("recompute", Recompute, None),

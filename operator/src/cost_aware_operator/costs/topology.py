@@ -298,11 +298,11 @@ def _largest_branch(ranks: int) -> int:
 
 
 def _group_seconds(group: Group, traffic: AxisTraffic) -> float:
-    size = traffic.size_bytes
-    if traffic.collective is Collective.ALL_REDUCE:
-        return group.all_reduce(size)
-    if traffic.collective in (Collective.ALL_GATHER, Collective.SCATTER):
-        return group.all_gather(size)
-    if traffic.collective is Collective.ALL_TO_ALL:
-        return group.all_to_all(size)
-    return group.send(size) if traffic.collective is Collective.SEND else group.broadcast(size)
+    of = {
+        Collective.ALL_REDUCE: group.all_reduce,
+        Collective.ALL_GATHER: group.all_gather,
+        Collective.SCATTER: group.all_gather,
+        Collective.ALL_TO_ALL: group.all_to_all,
+        Collective.SEND: group.send,
+    }
+    return float(of.get(traffic.collective, group.broadcast)(traffic.size_bytes))
