@@ -1,0 +1,189 @@
+"""What a plan may be: every combination of counts and choices within bounds, as columns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cost_aware_operator.costs.checks import AnalysisError, count, not_negative, positive
+from cost_aware_operator.costs.fault_tolerance import node_hazard
+from cost_aware_operator.costs.hardware import Precision
+from cost_aware_operator.costs.layout import Recompute, Sharding
+from cost_aware_operator.costs.model_parallel import DecoderShape
+from cost_aware_operator.costs.pipeline import Schedule
+from cost_aware_operator.costs.predict import Machine
+
+MICRO_BATCH_CAP = 64
+"""No larger micro-batch is tried: beyond it products are as efficient as they get."""
+MOST_ROWS = 5_000_000
+"""A search over more combinations would take gigabytes; the message says what to bound."""
+
+Counts = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Offer:
+    """Nodes of one kind at one price, `hourly_usd` a node. `name` is what a person would call it."""
+
+    name: str
+    machine: Machine
+    hourly_usd: float
+    precision: Precision
+    spot: bool = False
+
+    def __post_init__(self) -> None:
+        positive(f"offer {self.name}: hourly_usd", self.hourly_usd, 1e6)
+
+    @property
+    def failures_per_hour(self) -> float:
+        """Of one node."""
+        return node_hazard(self.machine.gpus_per_node, spot=self.spot)
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be trained. `fixed_hourly_usd` is paid whatever the nodes (control plane, stored bytes)."""
+
+    shape: DecoderShape
+    global_batch: int
+    steps: int
+    fixed_hourly_usd: float = 0.0
+
+    def __post_init__(self) -> None:
+        count("global_batch", self.global_batch)
+        count("steps", self.steps)
+        not_negative("fixed_hourly_usd", self.fixed_hourly_usd, 1e6)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a plan may be. An empty tuple, or None, leaves a choice open."""
+
+    nodes_min: int = 1
+    nodes_max: int = 1
+    data: tuple[int, ...] = ()
+    tensor: tuple[int, ...] = ()
+    pipeline: tuple[int, ...] = ()
+    micro_batch: tuple[int, ...] = ()
+    shardings: tuple[Sharding, ...] = tuple(Sharding)
+    recomputes: tuple[Recompute, ...] = tuple(Recompute)
+    schedules: tuple[Schedule, ...] = tuple(Schedule)
+    max_hourly_usd: float | None = None
+    budget_usd: float | None = None
+    deadline_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        count("nodes_min", self.nodes_min)
+        count("nodes_max", self.nodes_max, self.nodes_min)
+        for name in ("max_hourly_usd", "budget_usd", "deadline_seconds"):
+            if getattr(self, name) is not None:
+                positive(name, getattr(self, name))
+        for name in ("shardings", "recomputes", "schedules"):
+            if not getattr(self, name):
+                raise AnalysisError(f"{name}: is empty: write one or more")
+
+
+KINDS = tuple(product((Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.ZERO_BUBBLE), Sharding, Recompute))
+"""Choices that have no number, by index. An interleaved schedule is 1F1B with several chunks a stage."""
+
+
+def divisors(number: int) -> list[int]:
+    """All of them, smallest first."""
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return small + [number // d for d in reversed(small) if d * d != number]
+
+
+def grid(work: Work, offer: Offer, bounds: Bounds) -> dict[str, Counts]:
+    """Every count within the bounds that divides what it must, one column a count.
+
+    Raises:
+        AnalysisError: more combinations than memory holds.
+    """
+    shape, batch, gpus = work.shape, work.global_batch, offer.machine.gpus_per_node
+    ways = math.gcd(shape.heads, shape.kv_heads, shape.ffn)
+    tensors = _chosen(divisors(ways), bounds.tensor)
+    pipelines = _chosen(range(1, shape.layers + 1), bounds.pipeline)
+    datas = _chosen(divisors(batch), bounds.data)
+    t, p, d = (a.ravel() for a in np.meshgrid(tensors, pipelines, datas, indexing="ij"))
+    ranks = t * p * d
+    nodes = ranks // gpus
+    fits = (ranks % gpus == 0) & (nodes >= bounds.nodes_min) & (nodes <= bounds.nodes_max)
+    t, p, d, nodes = t[fits], p[fits], d[fits], nodes[fits]
+    micros = {int(n): _chosen(_micro_batches(batch // int(n)), bounds.micro_batch) for n in np.unique(d)}
+    t, p, d, nodes, micro = _spread(micros, d, (t, p, d, nodes))
+    passes = batch // (d * micro)
+    chunks = {int(n): _chunks(shape.layers, int(n)) for n in np.unique(p)}
+    t, p, d, nodes, micro, passes, v = _spread(chunks, p, (t, p, d, nodes, micro, passes))
+    # an interleaved pipeline takes micro-batches in groups of as many as stages
+    works = (v == 1) | (passes % p == 0)
+    if works.sum() > MOST_ROWS:
+        raise AnalysisError(
+            f"nodes, parallelism: {works.sum():,} combinations are too many: bound a degree or the nodes"
+        )
+    found = {"nodes": nodes, "data": d, "tensor": t, "pipeline": p, "micro_batch": micro, "interleave": v}
+    return {name: column[works] for name, column in found.items()}
+
+
+def _spread(choices: dict[int, list[int]], by: Counts, columns: tuple[Counts, ...]) -> tuple[Counts, ...]:
+    """Each row once for each choice that goes with its value in `by`; the choice is the last column."""
+    sizes = np.array([len(choices[int(n)]) for n in by], dtype=np.int64)
+    chosen = [c for n in by for c in choices[int(n)]]
+    return (*(np.repeat(column, sizes) for column in columns), np.array(chosen, dtype=np.int64))
+
+
+def _micro_batches(share: int) -> list[int]:
+    return [n for n in divisors(share) if n <= MICRO_BATCH_CAP]
+
+
+def _chunks(layers: int, stages: int) -> list[int]:
+    """Chunks of a stage: 1, or any number that cuts all stages' layers evenly."""
+    if stages == 1 or layers % stages:
+        return [1]
+    return divisors(layers // stages)
+
+
+def _chosen(possible: Iterable[int], wanted: tuple[int, ...]) -> list[int]:
+    return [n for n in possible if not wanted or n in wanted]
+
+
+def rows_of(columns: dict[str, Counts], schedule: Schedule, sharding: Sharding, bounds: Bounds) -> NDArray[np.bool_]:
+    """Rows for which a choice means something: a schedule needs stages, sharding needs replicas."""
+    piped, chunked = columns["pipeline"] > 1, columns["interleave"] > 1
+    if schedule is Schedule.ONE_F_ONE_B:
+        plain, interleaved = (wanted in bounds.schedules for wanted in (schedule, Schedule.INTERLEAVED))
+        rows = np.where(chunked, interleaved, plain | ~piped)
+    else:
+        rows = piped & ~chunked & (schedule in bounds.schedules)
+    return np.asarray(rows if sharding is Sharding.DDP else rows & (columns["data"] > 1), dtype=np.bool_)
+
+
+def why_none(work: Work, offers: Iterable[Offer], bounds: Bounds) -> str:
+    """What to write where no degrees fill whole nodes within the bounds."""
+    offers = tuple(offers)
+    free = replace(bounds, data=(), tensor=(), pipeline=(), micro_batch=())
+    sizes = ", ".join(sorted({f"{offer.name} ({offer.machine.gpus_per_node} ranks a node)" for offer in offers}))
+    asked = f"nodes from {bounds.nodes_min} to {bounds.nodes_max} of {sizes} and a global batch of {work.global_batch}"
+    for offer in offers:
+        columns = grid(work, offer, free)
+        if len(columns["data"]):
+            names = ("data", "tensor", "pipeline", "micro_batch")
+            options = "; ".join(
+                f"{name} can be {', '.join(map(str, sorted(set(columns[name].tolist()))[:8]))}"
+                for name in names
+                if getattr(bounds, name)
+            )
+            return f"parallelism: the degrees asked for do not fill {asked}: {options}, not all together"
+    for offer in offers:
+        columns = grid(work, offer, replace(free, nodes_min=1, nodes_max=max(64, 2 * bounds.nodes_max)))
+        if len(columns["nodes"]):
+            nearest = min(set(columns["nodes"].tolist()), key=lambda n: abs(n - bounds.nodes_min))
+            return f"nodes: no degrees fill {asked}: write {nearest} nodes"
+    ranks = offers[0].machine.gpus_per_node * bounds.nodes_min
+    batch = max(ranks, round(work.global_batch / ranks) * ranks)
+    return f"batch.global: no degrees fill {asked}: write {batch}"
