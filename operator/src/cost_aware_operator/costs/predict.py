@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cost_aware_operator.costs.communication import Fabric, Link
 from cost_aware_operator.costs.compute import Computer, LayerSeconds, Parameters, model_flops
 from cost_aware_operator.costs.hardware import Accelerator, Precision
 from cost_aware_operator.costs.layout import Layout, Practice, Recompute, Sharding
-from cost_aware_operator.costs.model_parallel import DecoderShape, MemoryGib, ModelParallelCostAnalyzer
+from cost_aware_operator.costs.model_parallel import (
+    DecoderShape,
+    MemoryGib,
+    ModelParallelCostAnalyzer,
+    between,
+    head_in_layers,
+)
 from cost_aware_operator.costs.parameters import FITTED
 from cost_aware_operator.costs.pipeline import PipelineParallelCostAnalyzer, Schedule, StageSeconds
 
 USABLE_MEMORY = 0.985
 """Share of an accelerator's memory that a process gets (torch reports 39.4 GiB of an A100's 40); the driver keeps the rest."""
-FUSED_LOSS = 2 / 3
-"""What a fused loss holds of the logits' memory: it overwrites them with their gradient and skips one copy in fp32."""
+FORWARD = {Recompute.NONE: 1 / 3, Recompute.SELECTIVE: 1 / 3, Recompute.FULL: 1 / 4}
+"""Forward's share of a pass, by FLOPs: the same on every machine, so that a faster part never lengthens a wait in the pipeline."""
 
 
 @dataclass(frozen=True)
@@ -87,12 +93,8 @@ def predict(shape: DecoderShape, machine: Machine, layout: Layout, parameters: P
     """
     practice = Practice.of(layout, machine.accelerator.generation, gated_mlp=shape.gated_mlp)
     breakdown = _Step(shape, machine, layout, practice, parameters).breakdown()
-    memory = ModelParallelCostAnalyzer().memory_of_rank(shape, layout, practice)
-    usable = USABLE_MEMORY * machine.accelerator.memory_gib
-    if memory.total > usable:
-        # a run this near the limit would use the leaner loss
-        memory = replace(memory, logits=FUSED_LOSS * memory.logits)
-    reason = _infeasible(shape, machine, layout, memory, usable)
+    memory = memory_on(shape, machine, layout, practice)
+    reason = _infeasible(shape, machine, layout, memory)
     return Prediction(
         step_seconds=breakdown.total,
         memory_gib=memory.total,
@@ -104,7 +106,31 @@ def predict(shape: DecoderShape, machine: Machine, layout: Layout, parameters: P
     )
 
 
-def _infeasible(shape: DecoderShape, machine: Machine, layout: Layout, memory: MemoryGib, usable: float) -> str:
+def memory_on(shape: DecoderShape, machine: Machine, layout: Layout, practice: Practice) -> MemoryGib:
+    """GiB of the fullest rank: with usual kernels where they fit, with as many lean ones as are needed otherwise.
+
+    Runs near the limit use fused or chunked losses and activations. So memory grows without jumps up to what the accelerator
+    has, stays there while leaner kernels make room, and exceeds it only where the leanest do not fit.
+    """
+    analyzer = ModelParallelCostAnalyzer()
+    usual = analyzer.memory_of_rank(shape, layout, practice)
+    usable = usable_gib(machine)
+    if usual.total <= usable:
+        return usual
+    return between(analyzer.memory_of_rank(shape, layout, practice, lean=True), usual, usable)
+
+
+def usable_gib(machine: Machine) -> float:
+    """What a process gets of an accelerator's memory."""
+    return USABLE_MEMORY * machine.accelerator.memory_gib
+
+
+def fits(memory: MemoryGib, machine: Machine) -> bool:
+    """Whether a rank fits, but for rounding."""
+    return memory.total <= usable_gib(machine) * (1 + 1e-9)
+
+
+def _infeasible(shape: DecoderShape, machine: Machine, layout: Layout, memory: MemoryGib) -> str:
     unit = layout.data * layout.micro_batch
     if layout.global_batch % unit:
         nearest = max(unit, round(layout.global_batch / unit) * unit)
@@ -116,11 +142,11 @@ def _infeasible(shape: DecoderShape, machine: Machine, layout: Layout, memory: M
         if count % layout.tensor:
             nearest = max(d for d in range(1, layout.tensor + 1) if count % d == 0)
             return f"layout.tensor: {layout.tensor} does not divide model.{name} ({count}): write {nearest}"
-    if memory.total > usable:
+    if not fits(memory, machine):
         parts = ", ".join(f"{name} {getattr(memory, name):.1f}" for name in MemoryGib.__dataclass_fields__)
         return (
-            f"memory: {memory.total:.1f} GiB a rank with a fused loss ({parts}), but "
-            f"{machine.accelerator.name} has {usable:.1f} usable: "
+            f"memory: {memory.total:.1f} GiB a rank with fused kernels ({parts}), but "
+            f"{machine.accelerator.name} has {usable_gib(machine):.1f} usable: "
             "use more tensor or pipeline ranks, more sharding or recompute, or a smaller micro_batch"
         )
     return ""
@@ -140,36 +166,37 @@ class _Step:
         self.head = self.computer.head(shape, layout)
         self.tensor_layer = self._tensor_layer()
         self.context_layer, self.context_hidden = self._context_layer()
-        per_layer = self.layer.total + self.tensor_layer + self.context_layer
-        self.stages = self.analyzer.stage_layers(shape.layers, layout.pipeline, self.head / per_layer)
+        # weighed by FLOPs and not by seconds, or a faster part could change the split and make the step slower
+        self.stages = self.analyzer.stage_layers(shape.layers, layout.pipeline, head_in_layers(shape))
         # ranks are numbered tensor first, then context, data, pipeline: what talks most stays inside a node
         self.reduction = self.fabric.group(layout.data * layout.context, layout.tensor)
         self.neighbours = self.fabric.group(layout.pipeline, layout.tensor * layout.context * layout.data)
 
     def breakdown(self) -> Breakdown:
         layout, m, busiest = self.layout, self.layout.micro_batches, max(self.stages)
-        hop = self._hop()
+        hop, overlapped = self._hop()
         compute, tensor, context = (
             [n * x for n in self.stages] for x in (self.layer.total, self.tensor_layer, self.context_layer)
         )
         compute[-1] += self.head
         sums = [a + b + c + hop for a, b, c in zip(compute, tensor, context, strict=True)]
-        ahead = self.layer.forward / self.layer.total
+        ahead = FORWARD[layout.recompute]
         seconds = [StageSeconds(ahead * x, (1 - ahead) * x) for x in sums]
         schedule = Schedule.INTERLEAVED if layout.interleave > 1 else Schedule.ONE_F_ONE_B
         pipeline = PipelineParallelCostAnalyzer().step(seconds, m, schedule, layout.interleave)
         at = max(range(len(sums)), key=sums.__getitem__)
-        # what hides context traffic cannot hide gathers and reductions as well
-        free = compute[at] - self.stages[at] * self.context_hidden
+        # what hides context traffic and sends cannot hide gathers and reductions as well; of the stage with least to hide behind,
+        # as a stage chosen by its time would let the cover jump where a faster part changes the choice
+        free = min(c - n * self.context_hidden for c, n in zip(compute, self.stages, strict=True)) - overlapped
         data, slowed = self._data(busiest, m * free)
         optimizer = self._optimizer(busiest)
         nodes = max(1.0, layout.ranks / self.fabric.ranks_per_node)
-        sum_of_parts = pipeline.total + data + slowed + optimizer
+        sum_of_parts = pipeline.total - m * overlapped + data + slowed + optimizer
         late = sum_of_parts * self.parameters.straggler * math.log2(nodes)
         return Breakdown(
             compute=m * compute[at] + slowed,
             tensor_communication=m * tensor[at],
-            pipeline_communication=m * hop,
+            pipeline_communication=m * (hop - overlapped),
             data_communication=data,
             context_communication=m * context[at],
             bubble=max(0.0, pipeline.total - m * sums[at]),
@@ -205,14 +232,24 @@ class _Step:
         hidden = min(moved, attention)
         return moved - hidden + self.parameters.context_loss * math.log2(c) * attention, hidden
 
-    def _hop(self) -> float:
-        """Sends of one micro-batch, forward and backward, once a chunk; scattered over tensor ranks."""
-        layout = self.layout
+    def _hop(self) -> tuple[float, float]:
+        """Sends of one micro-batch, forward and backward, once a chunk, and what of them computation hides.
+
+        Tensor ranks send a part each. 1F1B waits for its sends. Under interleaving, today's frameworks send one chunk's result
+        while the next chunk computes (Megatron's overlap_p2p_comm), which hides as much as that chunk takes; while the pipeline
+        fills and drains there is no next chunk, so those sends stay in the bubble.
+        """
+        layout, chunks = self.layout, self.layout.interleave
         if layout.pipeline == 1:
-            return 0.0
+            return 0.0, 0.0
         tokens = layout.micro_batch * self.shape.sequence_length / layout.context
         size = self.computer.element_bytes * tokens * self.shape.hidden / layout.tensor
-        return 2 * layout.interleave * self.neighbours.send(size)
+        one = self.neighbours.send(size)
+        if chunks == 1 or not self.practice.overlapped_reduction:
+            return 2 * chunks * one, 0.0
+        cover = min(self.stages) / chunks * (self.layer.total - self.context_hidden)
+        ahead = cover * FORWARD[layout.recompute]
+        return 2 * chunks * one, chunks * (min(one, ahead) + min(one, cover - ahead))
 
     def _stage_parameters(self, layers: int) -> float:
         return self.analyzer.stage_parameters(
