@@ -19,8 +19,7 @@ from cost_aware_operator.costs.parameters import FITTED
 from cost_aware_operator.costs.predict import predict
 
 MISSED_SOURCES = {
-    "Megatron-Bridge": "measured 24.8 %: fused fp8 kernels faster than any fp8 row of another source",
-    "huggingface nanotron": "measured 40.6 %: unfused kernels at 10 to 30 % of peak on a small model; the layout ranking holds",
+    "huggingface nanotron": "measured 42.4 %: unfused kernels at 10 to 30 % of peak on a small model; the layout ranking holds",
 }
 MISSED_RANKING = (
     "GPT-174.6B-ZeRO-3 on 384",
@@ -62,15 +61,10 @@ def test_missed_sources(source: str, scored: tuple[Scored, ...]) -> None:
 
 
 def test_one_observation_of_the_machine_helps(scored: tuple[Scored, ...]) -> None:
-    """Measured 5.2 %; before, 7.6 %."""
+    """Measured 4.5 %; before, 6.3 %."""
     after = percent(accuracy.after_one_observation(scored), statistics.median)
-    assert after <= 6
+    assert after <= 5
     assert after < percent((s.error for s in scored), statistics.median)
-
-
-@pytest.mark.xfail(strict=True, reason="measured 5.2 %: sequences of 512 to 65,536 from one observation at one length")
-def test_one_observation_of_the_machine_is_enough(scored: tuple[Scored, ...]) -> None:
-    assert percent(accuracy.after_one_observation(scored), statistics.median) <= 5
 
 
 def test_peak_memory(scored: tuple[Scored, ...]) -> None:
@@ -78,10 +72,10 @@ def test_peak_memory(scored: tuple[Scored, ...]) -> None:
 
 
 def test_runs_that_ran_are_called_feasible_but_few_at_the_limit_of_memory() -> None:
-    """Measured 23 of 250: most took the largest micro-batch that fitted."""
+    """Measured 2 of 250: one whose batch does not divide, one whose chunks are assumed."""
     questions = [r.question for r in rows()]
     refused = [p for q in questions if not (p := predict(q.shape, q.machine, q.layout)).feasible]
-    assert len(refused) <= 23
+    assert len(refused) <= 2
 
 
 def test_layouts_are_ranked_as_measured(scored: tuple[Scored, ...]) -> None:

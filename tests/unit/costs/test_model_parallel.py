@@ -51,11 +51,17 @@ def test_model_flops_are_those_of_narayanan_et_al() -> None:
     ("sharding", "bytes_a_weight"), [("ddp", 16.0), ("zero1", 4 + 12 / 64), ("zero2", 2 + 14 / 64), ("zero3", 14 / 64)]
 )
 def test_states_shrink_as_zero_says(sharding: str, bytes_a_weight: float) -> None:
-    """Rajbhandari et al. 2020, figure 1; ZeRO-3 as FSDP holds it, with two layers gathered beside its share."""
+    """Rajbhandari et al. 2020, figure 1; their ZeRO-3 gathers by tensor, and holds two of the largest beside its share."""
     layout = replace(LAYOUT, data=64, sharding=Sharding(sharding))
     expected = bytes_a_weight * GPT.parameters
     if sharding == "zero3":
-        expected += 2 * 2 * GPT.layer_parameters + 2 * GPT.layer_parameters
+        expected += 2 * 2 * GPT.hidden * GPT.ffn + 2 * GPT.hidden * GPT.ffn
+    assert states_gib(layout) == pytest.approx(expected / GIB, rel=0.001)
+
+
+def test_fsdp_holds_two_layers_gathered_beside_its_share() -> None:
+    layout = replace(LAYOUT, data=64, sharding=Sharding.ZERO3, precision=Precision.BF16)
+    expected = 16 / 64 * GPT.parameters + 2 * 2 * GPT.layer_parameters + 4 * GPT.layer_parameters
     assert states_gib(layout) == pytest.approx(expected / GIB, rel=0.001)
 
 

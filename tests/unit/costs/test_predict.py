@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cost_aware_operator.cli.main import main
@@ -176,7 +176,7 @@ POSSIBLE = st.fixed_dictionaries(
     {
         "layout_data": st.sampled_from([1, 2, 4, 8, 64]),
         "layout_tensor": st.sampled_from([1, 2, 8, 16]),
-        "layout_pipeline": st.sampled_from([1, 2, 3, 8]),
+        "layout_pipeline": st.sampled_from([1, 2, 3, 5, 8]),
         "layout_context": st.sampled_from([1, 2, 8]),
         "layout_sharding": st.sampled_from(["ddp", "zero1", "zero2", "zero3"]),
         "layout_interleave": st.sampled_from([1, 2, 4]),
@@ -185,6 +185,8 @@ POSSIBLE = st.fixed_dictionaries(
         "layout_global_batch": st.sampled_from([64, 512, 1000]),
         "layout_precision": st.sampled_from(["fp32", "fp16", "bf16", "fp8"]),
         "model_gated_mlp": st.booleans(),
+        "model_layers": st.sampled_from([32, 33, 62]),
+        "model_sequence_length": st.sampled_from([2048, 32768]),
         "hardware_gpus_per_node": st.sampled_from([1, 4, 8]),
     }
 )
@@ -198,6 +200,8 @@ MACHINE = {
 
 @pytest.mark.parametrize("faster", list(MACHINE))
 @given(layout=POSSIBLE, factor=st.floats(1, 50))
+@example(layout={"layout_data": 8, "layout_tensor": 2, "layout_pipeline": 3, "layout_context": 2}, factor=2.0)
+@example(layout={"layout_data": 4, "layout_pipeline": 8, "layout_context": 8, "model_layers": 33}, factor=10.0)
 def test_a_faster_part_never_makes_a_step_slower(faster: str, layout: dict[str, Any], factor: float) -> None:
     machine = {f"hardware_{k}": v for k, v in MACHINE.items()}
     slow = one(**layout, **machine)
@@ -206,6 +210,31 @@ def test_a_faster_part_never_makes_a_step_slower(faster: str, layout: dict[str, 
     assert fast["memory_gib"] == slow["memory_gib"]
     for part in (slow["breakdown"], slow["memory_breakdown"]):
         assert all(math.isfinite(x) and x >= 0 for x in part.values())
+
+
+def test_sends_between_chunks_hide_behind_the_next_chunk_and_those_between_stages_do_not() -> None:
+    slow = {"hardware_inter_node_gbit_per_s": 200.0, "hardware_gpus_per_node": 1, "layout_tensor": 1}
+
+    def sends(**layout: Any) -> float:
+        return float(one(**slow, **layout)["breakdown"]["pipeline_communication"])
+
+    assert sends(layout_interleave=1) > 0
+    assert sends(layout_interleave=4) == 0
+    # frameworks of the time of fp16 did not overlap them, so four chunks send four times as much
+    assert sends(layout_interleave=4, layout_precision="fp16") == pytest.approx(
+        4 * sends(layout_interleave=1, layout_precision="fp16")
+    )
+
+
+def test_memory_grows_with_the_micro_batch_without_jumps_where_leaner_kernels_make_room() -> None:
+    found = [one(layout_micro_batch=b, layout_recompute="none", layout_global_batch=64) for b in (1, 2, 4, 8, 16)]
+    memory = [f["memory_gib"] for f in found]
+    assert memory == sorted(memory)
+    assert [f["feasible"] for f in found] == sorted((f["feasible"] for f in found), reverse=True)
+    roomy = one(layout_micro_batch=16, layout_recompute="none", hardware_memory_gib=1000)
+    tight = one(layout_micro_batch=16, layout_recompute="none", hardware_memory_gib=0.9 * roomy["memory_gib"])
+    assert tight["feasible"]
+    assert tight["memory_gib"] == pytest.approx(0.985 * 0.9 * roomy["memory_gib"])
 
 
 @given(layout=POSSIBLE, memory=st.floats(1, 200), more=st.floats(1, 10))

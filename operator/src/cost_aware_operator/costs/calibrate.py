@@ -44,6 +44,7 @@ KNOBS = (
     Knob("cpu.matmul", 0.1, 0.95, 0.3),
     Knob("ampere.attention", 0.2, 0.8, 0.25),
     Knob("hopper.attention", 0.15, 0.8, 0.25),
+    Knob("hopper_attention", 1.0, 2.2, 0.15),
     Knob("fp8", 0.4, 0.95, 0.15),
     Knob("memory", 0.6, 0.95, 0.1),
     Knob("passes", 0.5, 6.0, 0.4),

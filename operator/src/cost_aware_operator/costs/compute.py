@@ -34,6 +34,7 @@ class Parameters:
 
     Attributes:
         volta, ampere, hopper, blackwell, ada, cpu: fractions of peak by GPU generation.
+        hopper_attention: speed of attention kernels written for Hopper, relative to those written for Ampere.
         fp8: speed of an fp8 product with its casts and scaling, relative to the fp8 peak times the generation's fraction.
         memory: fraction of memory bandwidth that memory-bound kernels reach.
         passes: times that each activation element which backward needs moves through memory in forward.
@@ -56,6 +57,7 @@ class Parameters:
     blackwell: Efficiency = Efficiency(0.65, 0.40)
     ada: Efficiency = Efficiency(0.65, 0.40)
     cpu: Efficiency = Efficiency(0.60, 0.30)
+    hopper_attention: float = 1.6
     fp8: float = 0.80
     memory: float = 0.80
     passes: float = 2.0
@@ -147,7 +149,9 @@ class Computer:
         peak = a.peak_tflops.get(half) or a.peak(self.precision)
         fractions = p.of(a.generation)
         if self.practice.flash_attention:
-            return 2.0 * tokens * keys * width / (peak * 1e12 * fractions.attention * self._clock)
+            hopper = a.generation is Generation.HOPPER and self.practice.hopper_attention
+            fraction = fractions.attention * (p.hopper_attention if hopper else 1.0)
+            return 2.0 * tokens * keys * width / (peak * 1e12 * fraction * self._clock)
         products = 4.0 * tokens * keys * width / (peak * 1e12 * fractions.matmul * self._clock)
         moved = p.legacy_passes * self.element_bytes * heads * tokens * keys
         return products + moved / self.bytes_per_second

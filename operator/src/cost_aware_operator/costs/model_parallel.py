@@ -53,17 +53,26 @@ class DecoderShape:
         return self.layers * self.layer_parameters + tables * self.embedding_parameters + self.hidden
 
 
-def activation_elements(shape: DecoderShape, tensor: Numbers, *, sequence_parallel: bool) -> Numbers:
+def head_in_layers(shape: DecoderShape) -> float:
+    """What the output projection computes, in layers: the ratio of their FLOPs a token, attention halved by the causal mask."""
+    return shape.embedding_parameters / (shape.layer_parameters + shape.sequence_length * shape.hidden)
+
+
+def activation_elements(
+    shape: DecoderShape, tensor: Numbers, *, sequence_parallel: bool, lean: bool = False
+) -> Numbers:
     """Elements a token and layer that backward needs, on one rank, without the score matrix.
 
     Inputs and outputs of both norms (4 h), queries, keys and values, the attention's output, and of the feed-forward layer the
     outputs of its products and the input of the last (3 ffn gated, 2 ffn not): Korthikanti et al. 2022, section 4.1, in
-    elements instead of bytes; rotary embedding writes queries and keys once more. What lies between tensor-parallel regions
-    is divided by the degree only under sequence parallelism.
+    elements instead of bytes; rotary embedding writes queries and keys once more, and the gate's activation is one more ffn.
+    Lean kernels keep neither: rotation is linear, and the activation is computed again from its input. What lies between
+    tensor-parallel regions is divided by the degree only under sequence parallelism.
     """
     kv = shape.kv_heads * (shape.hidden // shape.heads)
-    rotary = shape.hidden + kv if shape.gated_mlp else 0
-    inside = 2 * shape.hidden + 2 * kv + rotary + (4 if shape.gated_mlp else 2) * shape.ffn
+    rotary = shape.hidden + kv if shape.gated_mlp and not lean else 0
+    gate = (3 if lean else 4) if shape.gated_mlp else 2
+    inside = 2 * shape.hidden + 2 * kv + rotary + gate * shape.ffn
     outside = 4 * shape.hidden
     return inside / tensor + outside / (tensor if sequence_parallel else 1)
 
@@ -114,6 +123,14 @@ class StageMemory:
         )
 
 
+def between(lean: MemoryGib, usual: MemoryGib, usable: float) -> MemoryGib:
+    """As much of the usual kernels as fits beside the lean ones: `lean` where nothing does, else a mix that is `usable` GiB."""
+    share = max(0.0, min(1.0, (usable - lean.total) / max(usual.total - lean.total, 1e-12)))
+    return MemoryGib(
+        **{n: getattr(lean, n) + share * (getattr(usual, n) - getattr(lean, n)) for n in MemoryGib.__dataclass_fields__}
+    )
+
+
 class ModelParallelCostAnalyzer:
     """What a model needs on one rank."""
 
@@ -137,35 +154,46 @@ class ModelParallelCostAnalyzer:
             framework=FRAMEWORK_GIB,
         )
 
-    def memory_of_rank(self, shape: DecoderShape, layout: Layout, practice: Practice) -> MemoryGib:
-        """Peak memory of the fullest rank of a layout, in GiB: the first stage (most live micro-batches) or the last (logits)."""
-        found = self.memory_of_ranks(shape, layout, practice)
+    def memory_of_rank(
+        self, shape: DecoderShape, layout: Layout, practice: Practice, *, lean: bool = False
+    ) -> MemoryGib:
+        """Peak memory of the fullest rank of a layout, in GiB: the first stage (most live micro-batches) or the last (logits).
+
+        `lean`: with kernels that hold least, as runs near the limit use them.
+        """
+        found = self.memory_of_ranks(shape, layout, practice, lean=lean)
         return MemoryGib(**{name: float(getattr(found, name)) for name in MemoryGib.__dataclass_fields__})
 
-    def memory_of_ranks(self, shape: DecoderShape, layout: AnyLayout, practice: Practice) -> StageMemory:
+    def memory_of_ranks(
+        self, shape: DecoderShape, layout: AnyLayout, practice: Practice, *, lean: bool = False
+    ) -> StageMemory:
         """`memory_of_rank` of one layout or of many."""
-        layers = self.stage_spread(shape.layers, layout.pipeline)
-        only = layout.pipeline == 1
-        first = self._stage(shape, layout, practice, 0, layers.first, first=True, last=only)
-        last = self._stage(shape, layout, practice, layout.pipeline - 1, layers.last, first=only, last=True)
+        layers = self.stage_spread(shape.layers, layout.pipeline, head_in_layers(shape))
+        only, final = layout.pipeline == 1, layout.pipeline - 1
+        first = self._stage(shape, layout, practice, 0, layers.first, first=True, last=only, lean=lean)
+        last = self._stage(shape, layout, practice, final, layers.last, first=only, last=True, lean=lean)
         return first.or_fuller(last)
 
     def _stage(
         self, shape: DecoderShape, layout: AnyLayout, practice: Practice, stage: Numbers, layers: Numbers, *, first: Truths,
-        last: Truths,
+        last: Truths, lean: bool,
     ) -> StageMemory:  # fmt: skip
         parameters = self.stage_parameters(shape, layout, layers, first=first, last=last)
-        states = self._states(parameters, shape.layer_parameters / layout.tensor, layout)
+        # torch shards by layer, the ZeRO-3 of 2020 and 2021 by tensor
+        unit = shape.layer_parameters if practice.flash_attention else shape.hidden * shape.ffn
+        states = self._states(parameters, unit / layout.tensor, layout)
         tokens = layout.micro_batch * shape.sequence_length / layout.context
         live = PipelineParallelCostAnalyzer().live_micro_batches(
             stage, layout.pipeline, layout.micro_batches, pipeline_schedule(layout), layout.interleave
         )
-        kept, working = self._layer_activations(shape, layout, practice)
+        kept, working = self._layer_activations(shape, layout, practice, lean)
         element = 4.0 if layout.precision is Precision.FP32 else 2.0
         # output in compute precision, then cast, log-softmax and their gradient in fp32 (12 bytes beside the first 2)
-        logits = (
-            (element + (8.0 if practice.flash_attention else 6.0) + 2.0) * tokens * shape.vocabulary / layout.tensor
-        )
+        each = element + (8.0 if practice.flash_attention else 6.0) + 2.0
+        if lean:
+            # today's fused losses overwrite the output with its gradient, Megatron's of 2019 a cast of it in fp32
+            each = element if practice.flash_attention else element + 4.0
+        logits = each * tokens * shape.vocabulary / layout.tensor
         return StageMemory(
             weights=states[0] / GIB,
             gradients=states[1] / GIB,
@@ -187,8 +215,9 @@ class ModelParallelCostAnalyzer:
         """Bytes of weights, gradients and optimizer (Rajbhandari et al. 2020, section 3, with gradients in fp32).
 
         Mixed precision: 2 a weight, 4 a gradient (2 in fp16), 12 for master, momentum and variance. ZeRO-1 divides the 12, ZeRO-2
-        also gradients, ZeRO-3 (FSDP) holds fp32 weights as master, divided, and two layers gathered; a pipeline keeps a stage's
-        weights gathered and its gradients whole until its last micro-batch, as gathering for each would cost more.
+        also gradients, ZeRO-3 (FSDP) holds fp32 weights as master, divided, and two units gathered (`layer` weights each); a
+        pipeline keeps a stage's weights gathered and its gradients whole until its last micro-batch, as gathering for each would
+        cost more.
         """
         d = layout.data * layout.context
         full = layout.precision is Precision.FP32
@@ -204,10 +233,14 @@ class ModelParallelCostAnalyzer:
         divided = d if layout.sharding is Sharding.ZERO1 else 1
         return weight * parameters, gradient * parameters, optimizer * parameters / divided
 
-    def _layer_activations(self, shape: DecoderShape, layout: AnyLayout, practice: Practice) -> tuple[Numbers, Numbers]:
+    def _layer_activations(
+        self, shape: DecoderShape, layout: AnyLayout, practice: Practice, lean: bool
+    ) -> tuple[Numbers, Numbers]:
         """Bytes a token: kept by each layer until backward, and in use while one layer is computed again."""
         element = 4.0 if layout.precision is Precision.FP32 else 2.0
-        whole = element * activation_elements(shape, layout.tensor, sequence_parallel=practice.sequence_parallel)
+        whole = element * activation_elements(
+            shape, layout.tensor, sequence_parallel=practice.sequence_parallel, lean=lean and practice.flash_attention
+        )
         if layout.precision is Precision.FP8 and layout.sharding is not Sharding.ZERO3:
             whole *= 0.7  # inputs of products are kept in fp8 (Transformer Engine), the rest in bf16
         scores: Numbers = 0.0

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from cost_aware_operator.costs.communication import Fabric, Link, Path
 from cost_aware_operator.costs.compute import Computer, LayerSeconds, Parameters, model_flops
 from cost_aware_operator.costs.elementwise import Numbers, least, log2, most, where
 from cost_aware_operator.costs.hardware import Accelerator, Precision
 from cost_aware_operator.costs.layout import AnyLayout, Layout, Practice, Recompute, Sharding, pipeline_schedule
-from cost_aware_operator.costs.model_parallel import DecoderShape, MemoryGib, ModelParallelCostAnalyzer, StageMemory
+from cost_aware_operator.costs.model_parallel import (
+    DecoderShape,
+    MemoryGib,
+    ModelParallelCostAnalyzer,
+    StageMemory,
+    between,
+    head_in_layers,
+)
 from cost_aware_operator.costs.parameters import FITTED
 from cost_aware_operator.costs.pipeline import PipelineParallelCostAnalyzer, StageRuns
 
 USABLE_MEMORY = 0.985
 """Share of an accelerator's memory that a process gets (torch reports 39.4 GiB of an A100's 40); the driver keeps the rest."""
-FUSED_LOSS = 2 / 3
-"""What a fused loss holds of the logits' memory: it overwrites them with their gradient and skips one copy in fp32."""
+FORWARD = {Recompute.NONE: 1 / 3, Recompute.SELECTIVE: 1 / 3, Recompute.FULL: 1 / 4}
+"""Forward's share of a pass, by FLOPs: the same on every machine, so that a faster part never lengthens a wait in the pipeline."""
 
 
 @dataclass(frozen=True)
@@ -104,12 +111,11 @@ def predict(shape: DecoderShape, machine: Machine, layout: Layout, parameters: P
         HardwareError: the accelerator has no peak for the precision.
         ValueError: more stages than layers.
     """
+    practice = Practice.of(layout, machine.accelerator.generation, gated_mlp=shape.gated_mlp)
     found = step_seconds(shape, machine, layout, parameters)
     breakdown = Breakdown(**{name: float(getattr(found, name)) for name in Breakdown.__dataclass_fields__})
-    needs = memory_of_ranks(shape, machine, layout)
-    memory = MemoryGib(**{name: float(getattr(needs, name)) for name in MemoryGib.__dataclass_fields__})
-    usable = USABLE_MEMORY * machine.accelerator.memory_gib
-    reason = _infeasible(shape, machine, layout, memory, usable)
+    memory = memory_on(shape, machine, layout, practice)
+    reason = _infeasible(shape, machine, layout, memory)
     return Prediction(
         step_seconds=breakdown.total,
         memory_gib=memory.total,
@@ -130,14 +136,36 @@ def step_seconds(
 
 
 def memory_of_ranks(shape: DecoderShape, machine: Machine, layout: AnyLayout) -> StageMemory:
-    """GiB of the fullest rank, for one layout or for many; with a fused loss where another would not fit."""
+    """GiB of the fullest rank with usual kernels, for one layout or for many."""
     practice = Practice.of(layout, machine.accelerator.generation, gated_mlp=shape.gated_mlp)
-    memory = ModelParallelCostAnalyzer().memory_of_ranks(shape, layout, practice)
-    tight = memory.total > USABLE_MEMORY * machine.accelerator.memory_gib
-    return replace(memory, logits=where(tight, FUSED_LOSS, 1.0) * memory.logits)
+    return ModelParallelCostAnalyzer().memory_of_ranks(shape, layout, practice)
 
 
-def _infeasible(shape: DecoderShape, machine: Machine, layout: Layout, memory: MemoryGib, usable: float) -> str:
+def memory_on(shape: DecoderShape, machine: Machine, layout: Layout, practice: Practice) -> MemoryGib:
+    """GiB of the fullest rank: with usual kernels where they fit, with as many lean ones as are needed otherwise.
+
+    Runs near the limit use fused or chunked losses and activations. So memory grows without jumps up to what the accelerator
+    has, stays there while leaner kernels make room, and exceeds it only where the leanest do not fit.
+    """
+    analyzer = ModelParallelCostAnalyzer()
+    usual = analyzer.memory_of_rank(shape, layout, practice)
+    usable = usable_gib(machine)
+    if usual.total <= usable:
+        return usual
+    return between(analyzer.memory_of_rank(shape, layout, practice, lean=True), usual, usable)
+
+
+def usable_gib(machine: Machine) -> float:
+    """What a process gets of an accelerator's memory."""
+    return USABLE_MEMORY * machine.accelerator.memory_gib
+
+
+def fits(memory: MemoryGib, machine: Machine) -> bool:
+    """Whether a rank fits, but for rounding."""
+    return memory.total <= usable_gib(machine) * (1 + 1e-9)
+
+
+def _infeasible(shape: DecoderShape, machine: Machine, layout: Layout, memory: MemoryGib) -> str:
     unit = layout.data * layout.micro_batch
     if layout.global_batch % unit:
         nearest = max(unit, round(layout.global_batch / unit) * unit)
@@ -149,11 +177,11 @@ def _infeasible(shape: DecoderShape, machine: Machine, layout: Layout, memory: M
         if count % layout.tensor:
             nearest = max(d for d in range(1, layout.tensor + 1) if count % d == 0)
             return f"layout.tensor: {layout.tensor} does not divide model.{name} ({count}): write {nearest}"
-    if memory.total > usable:
+    if not fits(memory, machine):
         parts = ", ".join(f"{name} {getattr(memory, name):.1f}" for name in MemoryGib.__dataclass_fields__)
         return (
-            f"memory: {memory.total:.1f} GiB a rank with a fused loss ({parts}), but "
-            f"{machine.accelerator.name} has {usable:.1f} usable: "
+            f"memory: {memory.total:.1f} GiB a rank with fused kernels ({parts}), but "
+            f"{machine.accelerator.name} has {usable_gib(machine):.1f} usable: "
             "use more tensor or pipeline ranks, more sharding or recompute, or a smaller micro_batch"
         )
     return ""
@@ -174,17 +202,18 @@ class _Step:
         self.tensor_layer = self._tensor_layer()
         self.context_layer, self.context_hidden = self._context_layer()
         self.per_layer = self.layer.total + self.tensor_layer + self.context_layer
-        self.stages = self.analyzer.stage_spread(shape.layers, layout.pipeline, self.head / self.per_layer)
+        # weighed by FLOPs and not by seconds, or a faster part could change the split and make the step slower
+        self.stages = self.analyzer.stage_spread(shape.layers, layout.pipeline, head_in_layers(shape))
         # ranks are numbered tensor first, then context, data, pipeline: what talks most stays inside a node
         self.reduction = self.fabric.group(layout.data * layout.context, layout.tensor)
         self.neighbours = self.fabric.group(layout.pipeline, layout.tensor * layout.context * layout.data)
 
     def seconds(self) -> StepSeconds:
         layout, m, stages = self.layout, self.layout.micro_batches, self.stages
-        hop = self._hop()
+        hop, overlapped = self._hop()
         high, low = stages.high * self.per_layer + hop, stages.low * self.per_layer + hop
         last = stages.last * self.per_layer + self.head + hop
-        ahead = self.layer.forward / self.layer.total
+        ahead = FORWARD[layout.recompute]
         runs = StageRuns(layout.pipeline, stages.highs, high, low, last, ahead, self._weight_share(last))
         whole, _ = PipelineParallelCostAnalyzer().step_of_runs(runs, m, pipeline_schedule(layout), layout.interleave)
         first = runs.seconds(0)
@@ -192,16 +221,19 @@ class _Step:
         at_last = (last > first) | (layout.pipeline == 1)
         busy, layers = where(at_last, last, first), where(at_last, stages.last, stages.first)
         compute = layers * self.layer.total + where(at_last, self.head, 0.0)
-        # what hides context traffic cannot hide gathers and reductions as well
-        free = compute - layers * self.context_hidden
+        # what hides context traffic and sends cannot hide gathers and reductions as well; of the stage with least to hide behind,
+        # as a stage chosen by its time would let the cover jump where a faster part changes the choice
+        bare = self.layer.total - self.context_hidden
+        at_front, at_end = stages.least_of_front * bare, stages.last * bare + self.head
+        free = where(layout.pipeline == 1, at_end, least(at_front, at_end)) - overlapped
         data, slowed = self._data(stages.most, m * free)
         optimizer = self._optimizer(stages.most)
         nodes = most(1.0, layout.ranks / self.fabric.ranks_per_node)
-        late = (whole + data + slowed + optimizer) * self.parameters.straggler * log2(nodes)
+        late = (whole - m * overlapped + data + slowed + optimizer) * self.parameters.straggler * log2(nodes)
         return StepSeconds(
             compute=m * compute + slowed,
             tensor_communication=m * layers * self.tensor_layer,
-            pipeline_communication=m * hop,
+            pipeline_communication=m * (hop - overlapped),
             data_communication=data,
             context_communication=m * layers * self.context_layer,
             bubble=most(0.0, whole - m * busy),
@@ -239,12 +271,23 @@ class _Step:
         hidden = least(moved, attention)
         return moved - hidden + self.parameters.context_loss * log2(c) * attention, hidden
 
-    def _hop(self) -> Numbers:
-        """Sends of one micro-batch, forward and backward, once a chunk; scattered over tensor ranks."""
-        layout = self.layout
+    def _hop(self) -> tuple[Numbers, Numbers]:
+        """Sends of one micro-batch, forward and backward, once a chunk, and what of them computation hides.
+
+        Tensor ranks send a part each. 1F1B waits for its sends. Under interleaving, today's frameworks send one chunk's result
+        while the next chunk computes (Megatron's overlap_p2p_comm), which hides as much as that chunk takes; while the pipeline
+        fills and drains there is no next chunk, so those sends stay in the bubble.
+        """
+        layout, chunks = self.layout, self.layout.interleave
         tokens = layout.micro_batch * self.shape.sequence_length / layout.context
         size = self.computer.element_bytes * tokens * self.shape.hidden / layout.tensor
-        return 2 * layout.interleave * self.neighbours.send(size)
+        one = self.neighbours.send(size)
+        if not self.practice.overlapped_reduction:
+            return 2 * chunks * one, 0.0
+        cover = least(self.stages.least_of_front, self.stages.last) / chunks * (self.layer.total - self.context_hidden)
+        ahead = cover * FORWARD[layout.recompute]
+        hidden = chunks * (least(one, ahead) + least(one, cover - ahead))
+        return 2 * chunks * one, where(chunks > 1, hidden, 0.0)
 
     def _stage_parameters(self, layers: Numbers) -> Numbers:
         return self.analyzer.stage_parameters(

@@ -12,9 +12,9 @@ from typing import Any, NoReturn, TypeVar
 from cost_aware_operator.costs.compute import Parameters
 from cost_aware_operator.costs.hardware import Accelerator, Generation, HardwareError, Precision, accelerator
 from cost_aware_operator.costs.layout import Layout, Practice, Recompute, Sharding
-from cost_aware_operator.costs.model_parallel import DecoderShape, ModelParallelCostAnalyzer
+from cost_aware_operator.costs.model_parallel import DecoderShape
 from cost_aware_operator.costs.parameters import FITTED
-from cost_aware_operator.costs.predict import USABLE_MEMORY, Machine, predict
+from cost_aware_operator.costs.predict import Machine, fits, memory_on, predict
 
 MODEL = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence_length", "gated_mlp")
 HARDWARE = (
@@ -29,8 +29,6 @@ MOST = 10**9
 """No count is larger; beyond it sums would leave the range in which floating point is exact enough."""
 
 LIMITS = {"layers": 10**5, "hidden": 10**7, "heads": 10**5, "kv_heads": 10**5}
-MEMORY_DOUBT = 1.15
-"""Where recompute or the micro-batch is left open, one that misses memory by less than the model's error is still assumed."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
 
@@ -250,8 +248,7 @@ def _fastest(
 
 def _fits(layout: Layout, shape: DecoderShape, machine: Machine) -> bool:
     practice = Practice.of(layout, machine.accelerator.generation, gated_mlp=shape.gated_mlp)
-    need = ModelParallelCostAnalyzer().memory_of_rank(shape, layout, practice).total
-    return need <= USABLE_MEMORY * machine.accelerator.memory_gib * MEMORY_DOUBT
+    return fits(memory_on(shape, machine, layout, practice), machine)
 
 
 def _lightest(layout: Layout, shape: DecoderShape, machine: Machine) -> Layout:

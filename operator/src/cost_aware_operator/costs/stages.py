@@ -23,6 +23,11 @@ class StageLayers:
         return where(self.stages > 1, where(self.highs > 0, self.high, self.low), self.last)
 
     @property
+    def least_of_front(self) -> Numbers:
+        """Layers of the emptiest stage before the last; of the last where it is the only one."""
+        return where(self.stages > 1, where(self.highs < self.stages - 1, self.low, self.high), self.last)
+
+    @property
     def most(self) -> Numbers:
         """Layers of the fullest stage."""
         return most(self.first, self.last)
