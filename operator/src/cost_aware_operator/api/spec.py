@@ -34,6 +34,13 @@ class CapacityType(StrEnum):
     ANY = "Any"
 
 
+class Objective(StrEnum):
+    """What the chosen plan has least of."""
+
+    COST = "Cost"
+    TIME = "Time"
+
+
 class OnExhausted(StrEnum):
     """What happens when the budget is spent. Both checkpoint first."""
 
@@ -155,6 +162,20 @@ class BatchSpec(ApiModel):
     """Samples of one forward pass on one rank; absent means the largest that divides and fits memory."""
 
 
+Degrees = Annotated[tuple[Annotated[int, Field(ge=1, le=65536)], ...], Field(max_length=32)]
+
+
+class AllowedDegrees(ApiModel):
+    """Values that the planner may choose from; an empty list leaves a degree open."""
+
+    data: Degrees = ()
+    """Of `data`."""
+    tensor: Degrees = ()
+    """Of `tensor`."""
+    pipeline: Degrees = ()
+    """Of `pipeline`."""
+
+
 class ParallelismSpec(ApiModel):
     """Degrees; an absent one is planned. Their product is nodes x ranksPerNode."""
 
@@ -173,6 +194,8 @@ class ParallelismSpec(ApiModel):
     """Ways a layer is split."""
     pipeline: Annotated[int, Field(ge=1, le=1024)] | None = None
     """Ways the layers are cut into stages."""
+    allowed: AllowedDegrees | None = None
+    """Bounds of the degrees that are planned."""
 
     @property
     def product_of_given(self) -> int:
@@ -191,8 +214,8 @@ class NodesSpec(ApiModel):
     """The fewest nodes the plan may use."""
     max: Annotated[int, Field(ge=1, le=4096)] = 1
     """The most nodes the plan may use."""
-    ranks_per_node: Annotated[int, Field(ge=1, le=64)] = 1
-    """Processes of one pod: one a GPU, or one a group of CPU cores."""
+    ranks_per_node: Annotated[int, Field(ge=1, le=64)] | None = None
+    """Processes of one pod; absent means one for each GPU that the pod may have (`template.resources.limits`), or one."""
     instance_types: Annotated[tuple[Word, ...], Field(max_length=32)] = ()
     """Instance types that the pods may run on (`node.kubernetes.io/instance-type`); empty means any."""
     capacity_type: CapacityType = CapacityType.ANY
@@ -209,8 +232,16 @@ class EfficiencySpec(ApiModel):
 class BudgetSpec(ApiModel):
     """Dollars the run may cost."""
 
-    total_usd: Annotated[float, Field(gt=0, le=1e12)]
+    model_config = ApiModel.model_config | {
+        "json_schema_extra": rules(
+            cel("has(self.totalUSD) || has(self.maxHourlyUSD)", "budget: write totalUSD, maxHourlyUSD or both")
+        )
+    }
+
+    total_usd: Annotated[float, Field(gt=0, le=1e12)] | None = None
     """When this much is accrued, the run checkpoints and stops."""
+    max_hourly_usd: Annotated[float, Field(gt=0, le=1e9)] | None = None
+    """No plan whose nodes cost more an hour is chosen."""
     on_exhausted: OnExhausted = OnExhausted.SUSPEND
     """Suspend (raise the budget to go on) or Fail."""
 
@@ -301,7 +332,7 @@ class JobSpec(ApiModel):
                 "batch.global must be divisible by parallelism.data x batch.micro: change one of the three so that it is",
             ),
             cel(
-                "!has(self.parallelism) || !has(self.parallelism.data)"
+                "!has(self.parallelism) || !has(self.parallelism.data) || !has(self.nodes.ranksPerNode)"
                 " || (self.parallelism.data >= self.nodes.min * self.nodes.ranksPerNode"
                 " && self.parallelism.data <= self.nodes.max * self.nodes.ranksPerNode"
                 " && self.parallelism.data % self.nodes.ranksPerNode == 0)",
@@ -349,6 +380,10 @@ class JobSpec(ApiModel):
     """Samples of a step."""
     parallelism: ParallelismSpec | None = None
     """Degrees; absent means planned."""
+    objective: Objective = Objective.COST
+    """Of the plans that meet every bound, the one with the fewest dollars or the least time is chosen."""
+    deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    """Seconds that the whole run may take as predicted; a plan that would take longer is not chosen."""
     nodes: NodesSpec = Field(default_factory=NodesSpec, json_schema_extra={"default": NodesSpec().to_document()})
     """Where it runs."""
     efficiency: EfficiencySpec = Field(

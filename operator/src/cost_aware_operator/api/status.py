@@ -71,6 +71,31 @@ class PredictedStatus(ApiModel):
     """Per rank, at its peak."""
     hourly_usd: float | None = None
     """Of all nodes together; absent while the price is unknown."""
+    step_seconds: float | None = None
+    """Of one optimizer step; absent, as all that follows, where model or hardware is not known."""
+    efficiency: float | None = None
+    """Share of the ranks' time that moves the weights."""
+    hours: float | None = None
+    """Of the whole run, expected failures included."""
+    total_usd: float | None = None
+    """Of the whole run; absent while the price is unknown."""
+
+
+class AlternativeStatus(ApiModel):
+    """A plan that was not chosen."""
+
+    degrees: Text
+    """Data x tensor x pipeline."""
+    nodes: int
+    """Pods."""
+    instance_type: Text
+    """What they would run on."""
+    hours: float
+    """Of the whole run."""
+    total_usd: float | None = None
+    """Of the whole run; absent while the price is unknown."""
+    why_not: Text
+    """What it is worse at."""
 
 
 class PlanStatus(ApiModel):
@@ -90,10 +115,14 @@ class PlanStatus(ApiModel):
     """Processes."""
     degrees: Text
     """The degrees for the printed column: data x tensor x pipeline."""
+    instance_types: Annotated[tuple[Text, ...], Field(max_length=32)] = ()
+    """What the pods may run on; empty means any."""
     explanation: Text
     """Why this plan."""
     predicted: PredictedStatus
     """What it is expected to need."""
+    alternatives: Annotated[tuple[AlternativeStatus, ...], Field(max_length=5)] = ()
+    """The runners-up, best first."""
 
 
 class ProgressStatus(ApiModel):

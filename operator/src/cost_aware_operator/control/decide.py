@@ -11,7 +11,7 @@ from cost_aware_operator.control.decision import Decision
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.money import booked, current_samples
 from cost_aware_operator.control.story import Outcome, Situation, tell_story
-from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, make_plan
+from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, make_plan, planning_key, repriced
 from cost_aware_operator.workload.build import template_hash
 from cost_aware_operator.workload.order import run_order
 from cost_aware_trainer.contract import AgentPhase, RunOrder
@@ -28,8 +28,10 @@ def decide(facts: Facts) -> Decision:
     """The decision for one job."""
     record = facts.record.model_copy(update={"ledger": booked(facts), "newest_checkpoint": _newest_checkpoint(facts)})
     facts = replace(facts, record=record)
-    resources: dict[str, object] | None = facts.defaults.resources
-    answer = make_plan(PlanInput(facts.job.spec, facts.prices, resources))
+    answer = _plan_or_refusal(facts)
+    if isinstance(answer, Plan) and record.ended_at is None:
+        record = record.model_copy(update={"plan": answer, "planned_for": planning_key(facts.job.spec)})
+        facts = replace(facts, record=record)
     if facts.obstacle:
         return replace(
             rejected(facts, Refusal("NameTaken", facts.obstacle)), keep_off=True, requeue_seconds=CLEARING_SECONDS
@@ -37,10 +39,7 @@ def decide(facts: Facts) -> Decision:
     if record.ended_at is not None:
         return _finished(facts, answer)
     if isinstance(answer, Refusal):
-        in_force = _plan_in_force(facts, answer)
-        if in_force is None:
-            return rejected(facts, answer)
-        answer = in_force
+        return rejected(facts, answer)
     if facts.missing_claims and facts.child is None:
         return rejected(facts, _missing(facts))
     if facts.child is not None and facts.child.failure is not None:
@@ -49,7 +48,7 @@ def decide(facts: Facts) -> Decision:
         # before budget and suspension: what is done is done
         return _running(facts, answer)
     budget = facts.job.spec.budget
-    if budget is not None and record.ledger.accrued_usd >= budget.total_usd:
+    if budget is not None and budget.total_usd is not None and record.ledger.accrued_usd >= budget.total_usd:
         if budget.on_exhausted is OnExhausted.FAIL:
             return _failed(facts, answer, "BudgetExhausted", f"the budget of ${budget.total_usd:,.2f} is spent")
         return _stopped(facts, answer, Outcome.BUDGET_EXHAUSTED)
@@ -65,22 +64,20 @@ def decide(facts: Facts) -> Decision:
     return _running(facts, answer)
 
 
-def _plan_in_force(facts: Facts, refusal: Refusal) -> Plan | None:
-    """The plan that running pods were made by, where a new one would be refused: they go on, whatever has changed since."""
-    plan = facts.job.status.plan
-    if plan is None or facts.child is None or facts.child.suspended:
-        return None
-    return Plan(
-        data=plan.data,
-        tensor=plan.tensor,
-        pipeline=plan.pipeline,
-        nodes=plan.nodes,
-        ranks_per_node=plan.ranks // plan.nodes,
-        micro_batch=plan.micro_batch,
-        memory_gib=plan.predicted.memory_gib,
-        hourly_usd=plan.predicted.hourly_usd,
-        explanation=f"in force since it was made; today it would be refused: {refusal.message}",
-    )
+def _plan_or_refusal(facts: Facts) -> Plan | Refusal:
+    """The plan in force while pods run by it or nothing was asked for that it does not answer; else a new one.
+
+    So neither an upgrade of the operator nor a new price moves a running job; what does is the manifest.
+    """
+    spec, record, child = facts.job.spec, facts.record, facts.child
+    given = PlanInput(spec, facts.prices, facts.defaults.resources)
+    running = child is not None and not child.suspended
+    if record.plan is not None and (running or record.ended_at is not None):
+        return repriced(record.plan, given)
+    answer = make_plan(given)
+    if isinstance(answer, Plan) and record.plan is not None and record.planned_for == planning_key(spec):
+        return repriced(record.plan, given)
+    return answer
 
 
 def _newest_checkpoint(facts: Facts) -> int:

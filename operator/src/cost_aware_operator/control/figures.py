@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cost_aware_operator.api.status import (
+    AlternativeStatus,
     CausesStatus,
     CostStatus,
     EfficiencyStatus,
@@ -19,6 +20,11 @@ from cost_aware_operator.planning.presets import shape_of
 from cost_aware_trainer.contract import Phase
 
 
+def _rounded(value: float) -> float:
+    """To four significant digits."""
+    return float(f"{value:.4g}")
+
+
 def plan_status(plan: Plan) -> PlanStatus:
     """The plan as the status shows it."""
     return PlanStatus(
@@ -29,8 +35,27 @@ def plan_status(plan: Plan) -> PlanStatus:
         nodes=plan.nodes,
         ranks=plan.ranks,
         degrees=f"{plan.data}x{plan.tensor}x{plan.pipeline}",
+        instance_types=plan.instance_types,
         explanation=plan.explanation[:1024],
-        predicted=PredictedStatus(memory_gib=plan.memory_gib, hourly_usd=plan.hourly_usd),
+        predicted=PredictedStatus(
+            memory_gib=plan.memory_gib,
+            hourly_usd=plan.hourly_usd,
+            step_seconds=_rounded(plan.predicted.step_seconds) if plan.predicted else None,
+            efficiency=round(plan.predicted.efficiency, 4) if plan.predicted else None,
+            hours=_rounded(plan.predicted.hours) if plan.predicted else None,
+            total_usd=plan.predicted.total_usd if plan.predicted else None,
+        ),
+        alternatives=tuple(
+            AlternativeStatus(
+                degrees=a.degrees,
+                nodes=a.nodes,
+                instance_type=a.instance_type,
+                hours=_rounded(a.hours),
+                total_usd=a.total_usd,
+                why_not=a.why_not[:1024],
+            )
+            for a in plan.alternatives
+        ),
     )
 
 

@@ -149,7 +149,10 @@ class Gatherer:
 
     async def _scrape(self, job: TrainingJob, pods: tuple[PodView, ...], memory: Memory) -> None:
         """A rank that does not answer keeps its last sample while its pod lives: its counters only grow."""
-        fresh = await self._ranks.samples(pods, job.spec.nodes.ranks_per_node)
+        plan = job.status.plan
+        if plan is None:
+            return
+        fresh = await self._ranks.samples(pods, plan.ranks // plan.nodes)
         alive = {p.uid for p in pods}
         memory.samples = {uid: s for uid, s in memory.samples.items() if uid in alive or uid in memory.departed} | fresh
         if fresh:

@@ -7,6 +7,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict
 
 from cost_aware_operator.ledger.ledger import LedgerState
+from cost_aware_operator.planning.plan import Plan
 from cost_aware_trainer.contract import RunOrder, RunResult
 
 KEY_RECORD = "record.json"
@@ -20,7 +21,7 @@ class RunRecord(BaseModel):
     `members` maps a pod's index to the uid that the newest attempt was started with; another uid there means that the attempt
     has lost a pod. `newest_checkpoint` is the newest step known to be saved, `attempt_checkpoint` what it was when the attempt began;
     `fruitless` counts attempts in a row that added none. `ended_at` is set once, when the run succeeded or, with `failed`
-    (reason, message), failed.
+    (reason, message), failed. `plan` is in force as long as what the manifest asks for has the hash `planned_for`.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -34,6 +35,8 @@ class RunRecord(BaseModel):
     fruitless: int = 0
     ended_at: datetime | None = None
     failed: tuple[str, str] | None = None
+    plan: Plan | None = None
+    planned_for: str = ""
     ledger: LedgerState = LedgerState()
 
 

@@ -166,24 +166,27 @@ def rows_of(columns: dict[str, Counts], schedule: Schedule, sharding: Sharding, 
 def why_none(work: Work, offers: Iterable[Offer], bounds: Bounds) -> str:
     """What to write where no degrees fill whole nodes within the bounds."""
     offers = tuple(offers)
-    free = replace(bounds, data=(), tensor=(), pipeline=(), micro_batch=())
     sizes = ", ".join(sorted({f"{offer.name} ({offer.machine.gpus_per_node} ranks a node)" for offer in offers}))
     asked = f"nodes from {bounds.nodes_min} to {bounds.nodes_max} of {sizes} and a global batch of {work.global_batch}"
+    for names in (("data",), ("data", "micro_batch"), ("data", "tensor", "pipeline", "micro_batch")):
+        if not any(getattr(bounds, name) for name in names):
+            continue
+        for offer in offers:
+            columns = grid(work, offer, _without(bounds, names))
+            if len(columns["data"]):
+                example = ", ".join(f"{name}: {columns[name][0]}" for name in names)
+                return f"parallelism: the degrees asked for do not fill {asked}: write {example}"
     for offer in offers:
-        columns = grid(work, offer, free)
-        if len(columns["data"]):
-            names = ("data", "tensor", "pipeline", "micro_batch")
-            options = "; ".join(
-                f"{name} can be {', '.join(map(str, sorted(set(columns[name].tolist()))[:8]))}"
-                for name in names
-                if getattr(bounds, name)
-            )
-            return f"parallelism: the degrees asked for do not fill {asked}: {options}, not all together"
-    for offer in offers:
-        columns = grid(work, offer, replace(free, nodes_min=1, nodes_max=max(64, 2 * bounds.nodes_max)))
+        columns = grid(work, offer, replace(bounds, nodes_min=1, nodes_max=max(64, 2 * bounds.nodes_max)))
         if len(columns["nodes"]):
             nearest = min(set(columns["nodes"].tolist()), key=lambda n: abs(n - bounds.nodes_min))
             return f"nodes: no degrees fill {asked}: write {nearest} nodes"
     ranks = offers[0].machine.gpus_per_node * bounds.nodes_min
     batch = max(ranks, round(work.global_batch / ranks) * ranks)
     return f"batch.global: no degrees fill {asked}: write {batch}"
+
+
+def _without(bounds: Bounds, names: tuple[str, ...]) -> Bounds:
+    """Bounds that leave some counts open."""
+    free: dict[str, Any] = dict.fromkeys(names, ())
+    return replace(bounds, **free)

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_aware_operator.api.spec import Objective
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.combinations import KINDS, Bounds, Counts, Offer, Work, rows_of, why_none
 from cost_aware_operator.costs.combinations import grid as all_counts
@@ -21,8 +22,10 @@ from cost_aware_operator.costs.compute import Parameters
 from cost_aware_operator.costs.goodput import expected_goodput, optimal_interval
 from cost_aware_operator.costs.hardware import Generation
 from cost_aware_operator.costs.layout import Layout, Layouts
+from cost_aware_operator.costs.model_parallel import head_in_layers
 from cost_aware_operator.costs.parameters import FITTED
-from cost_aware_operator.costs.predict import USABLE_MEMORY, memory_of_ranks, step_seconds
+from cost_aware_operator.costs.predict import memory_of_ranks, step_seconds, usable_gib
+from cost_aware_operator.costs.stages import spread
 
 COPY_BYTES_PER_SECOND = 10e9
 """Of a node's state to host memory, which is what an asynchronous checkpoint blocks training for: PCIe 4 x16 at about half."""
@@ -35,13 +38,6 @@ Floats = NDArray[Any]
 
 
 COUNTS = ("data", "tensor", "pipeline", "interleave", "micro_batch")
-
-
-class Objective(StrEnum):
-    """What the best plan has least of."""
-
-    COST = "Cost"
-    TIME = "Time"
 
 
 class Need(StrEnum):
@@ -106,6 +102,7 @@ class Ranking:
     objective: Objective
     shortfalls: tuple[Shortfall, ...]
     combinations: int
+    parameters: Parameters
 
     def layout(self, row: int) -> Layout:
         """The layout of a row."""
@@ -115,6 +112,11 @@ class Ranking:
     def offer(self, row: int) -> Offer:
         """What the row would be bought as."""
         return self.offers[int(self.columns.offer[row])]
+
+    def stage_layers(self, row: int) -> tuple[int, ...]:
+        """Layers of each pipeline stage of a row."""
+        shape = self.work.shape
+        return spread(shape.layers, int(self.columns.pipeline[row]), head_in_layers(shape)).counts()
 
     def best_of_each_degrees(self, most: int) -> list[int]:
         """Rows: the best plan of every (offer, nodes, degrees), best first, so that variants of one do not crowd a list."""
@@ -172,7 +174,9 @@ class ThreeDParallelCostAnalyzer:
             keys[2], keys[3] = keys[3], keys[2]
         # in single precision what differs by rounding alone is equal, so that ties are broken by meaning
         order = np.lexsort([key.astype(np.float32) for key in keys])
-        return Ranking(kept.take(order), tuple(offers), work, objective, (*_merged(lacks), *limits), combinations)
+        return Ranking(
+            kept.take(order), tuple(offers), work, objective, (*_merged(lacks), *limits), combinations, parameters
+        )
 
 
 class _OfferSearch:
@@ -203,7 +207,7 @@ class _OfferSearch:
     def _predict(self, kind: int, rows: dict[str, Counts]) -> None:
         offer, work = self.offer, self.work
         memory = memory_of_ranks(work.shape, offer.machine, _layouts(kind, rows, work, offer)).total
-        usable = USABLE_MEMORY * offer.machine.accelerator.memory_gib
+        usable = usable_gib(offer.machine)
         fits = memory <= usable
         if not fits.all():
             over = np.flatnonzero(~fits)

@@ -1,26 +1,77 @@
-"""The plan of a data-parallel run: the fewest nodes that fit, for the fewest dollars.
+"""The plan of a run: of all that fit, the degrees, nodes and micro-batch with the fewest predicted dollars, or the least time.
 
-Adding nodes of one kind never lowers the dollars of a step: compute dollars stay the same and communication is added. So the
-cheapest plan is the smallest node count that divides the batch and fits memory; `nodes.min` asks for more speed.
+With a model and hardware that are known, every combination is predicted (`costs.three_d`). Where they are not, as with a user's own
+program on nodes of any kind, the plan is the fewest nodes that divide the batch: more nodes of one kind add communication.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 from cost_aware_operator.api.spec import CapacityType, JobSpec
-from cost_aware_operator.api.units import GIB, quantity
-from cost_aware_operator.costs.model_parallel import DecoderShape, ModelParallelCostAnalyzer
+from cost_aware_operator.api.units import quantity
+from cost_aware_operator.costs.checks import AnalysisError
+from cost_aware_operator.costs.combinations import Offer
+from cost_aware_operator.costs.hardware import HardwareError
+from cost_aware_operator.costs.layout import Recompute, Sharding
+from cost_aware_operator.costs.model_parallel import MemoryGib
+from cost_aware_operator.costs.pipeline import Schedule
+from cost_aware_operator.costs.predict import predict, usable_gib
 from cost_aware_operator.costs.prices import PriceBook
-from cost_aware_operator.planning.presets import shape_of
+from cost_aware_operator.costs.three_d import Ranking, Shortfall, ThreeDParallelCostAnalyzer
+from cost_aware_operator.planning import report
+from cost_aware_operator.planning.space import (
+    FREE_CPU_MEMORY_GIB,
+    Abilities,
+    PlanError,
+    Space,
+    gpus_of_pod,
+    machine_of,
+    precision_of,
+    ranks_per_node_of,
+    resources_of,
+    space_of,
+    unknown_instance_type,
+)
 
-MICRO_BATCH_CAP = 64
-"""An absent batch.micro is never planned larger: beyond this the matrix products are as efficient as they get."""
+OWN_PROGRAM = Abilities((Sharding.DDP,), (Recompute.NONE,), (Schedule.ONE_F_ONE_B,), splits_model=False)
+"""What a user's own program is taken to run: data parallelism, unless its manifest says more."""
+TRAINER = OWN_PROGRAM
+"""What the bundled trainer runs."""
+NODE_HOUR_USD = 1.0
+"""A price for nodes of which none is known: then the fewest node-hours win, and no dollars are told."""
+ALTERNATIVES = 5
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What a plan is expected to take; `total_usd` and `hours` of the whole run. Dollars are absent while prices are."""
+
+    step_seconds: float
+    efficiency: float
+    hours: float
+    total_usd: float | None
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """A runner-up: what, for how much, and why not."""
+
+    degrees: str
+    nodes: int
+    instance_type: str
+    hours: float
+    total_usd: float | None
+    why_not: str
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Degrees and sizes of a run."""
+    """Degrees and sizes of a run. `instance_types` are those that the pods may run on; empty means any. `spot`: bought as such."""
 
     data: int
     nodes: int
@@ -31,6 +82,16 @@ class Plan:
     explanation: str
     tensor: int = 1
     pipeline: int = 1
+    sharding: str = Sharding.DDP.value
+    recompute: str = Recompute.NONE.value
+    schedule: str = Schedule.ONE_F_ONE_B.value
+    interleave: int = 1
+    stage_layers: tuple[int, ...] = ()
+    precision: str = "fp32"
+    instance_types: tuple[str, ...] = ()
+    spot: bool = False
+    predicted: Predicted | None = None
+    alternatives: tuple[Alternative, ...] = ()
 
     @property
     def ranks(self) -> int:
@@ -52,51 +113,204 @@ class PlanInput:
 
     spec: JobSpec
     prices: PriceBook
-    default_resources: dict[str, object] | None = None
+    default_resources: Mapping[str, Any] | None = None
 
 
 def make_plan(given: PlanInput) -> Plan | Refusal:
-    """The cheapest plan, or why there is none. Checks run in this order; the first that fails is the answer."""
-    spec = given.spec
+    """The best plan, or why there is none. Checks run in this order; the first that fails is the answer."""
     for check in (_check_instance_types, _check_resources, _check_degrees, _check_batch):
         refusal = check(given)
         if refusal is not None:
             return refusal
-    shape = shape_of(spec.model) if spec.model is not None else None
-    limit_gib, limited_by = _memory_limit_gib(given)
-    refusals: list[Refusal] = []
-    for nodes in _node_counts(spec):
-        answer = _fit(given, nodes, shape, limit_gib, limited_by)
-        if isinstance(answer, Plan):
-            return answer
-        refusals.append(answer)
-    return refusals[-1]
+    try:
+        space = operator_space(given)
+        if space is None:
+            return _fewest_nodes(given)
+        ranking = ThreeDParallelCostAnalyzer().search(space.work, space.offers, space.bounds, space.objective)
+    except PlanError as error:
+        return Refusal(error.reason, str(error))
+    except AnalysisError as error:
+        return Refusal("NoPlan", f"spec.{error}")
+    if not len(ranking.columns):
+        reason, message = report.nothing_fits(ranking)
+        return Refusal(reason, message or _memory_message(given, space, ranking.shortfalls[0]))
+    return _best(given, space, ranking)
 
 
-def _node_counts(spec: JobSpec) -> list[int]:
-    """Node counts whose ranks, with the micro-batch where it is given, divide the global batch; smallest first."""
-    ranks, micro = spec.nodes.ranks_per_node, spec.batch.micro or 1
-    wanted = spec.parallelism.data if spec.parallelism is not None else None
+def planning_key(spec: JobSpec) -> str:
+    """Changes when a manifest asks for something else than the plan was made for."""
+    asked = {"model", "trainer", "batch", "parallelism", "nodes", "objective", "deadline_seconds", "budget", "template"}
+    parts = spec.model_dump(mode="json", include=asked, exclude_defaults=True)
+    if spec.budget is not None:
+        # what may be spent stops a run, it does not choose its plan
+        parts["budget"] = spec.budget.max_hourly_usd
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def repriced(plan: Plan, given: PlanInput) -> Plan:
+    """A plan in force at today's prices."""
+    hourly = _hourly_usd(given, plan.instance_types, plan.nodes, spot=plan.spot)
+    return plan if hourly == plan.hourly_usd else replace(plan, hourly_usd=hourly)
+
+
+def operator_space(given: PlanInput) -> Space | None:
+    """What a search for a running job needs; None where the model or the hardware is not known.
+
+    Prices may be missing, and the budget bounds what is spent and not what is planned: a prediction is no reason to refuse a run
+    that stops by itself.
+    """
+    spec = given.spec
+    if spec.nodes.capacity_type is CapacityType.ANY:
+        # whichever node comes, what is promised is the dearer price
+        nodes = spec.nodes.model_copy(update={"capacity_type": CapacityType.ON_DEMAND})
+        spec = spec.model_copy(update={"nodes": nodes})
+    resources = resources_of(spec, given.default_resources)
+    if spec.model is None or (gpus_of_pod(resources) and not spec.nodes.instance_types):
+        return None
+    abilities = _abilities(spec)
+    try:
+        space = space_of(spec, given.prices, given.default_resources, abilities)
+    except PlanError as error:
+        if error.reason not in ("InstanceTypesMissing", "PriceUnknown", "HardwareUnknown"):
+            raise
+        offers = _unpriced_offers(spec, resources)
+        if offers is None:
+            return None
+        # a fixed dollar a node-hour stands in; it must not be bounded like a price
+        free = spec.model_copy(update={"budget": None})
+        space = space_of(free, given.prices, given.default_resources, abilities, offers=offers)
+    return replace(space, bounds=replace(space.bounds, budget_usd=None))
+
+
+def _abilities(spec: JobSpec) -> Abilities:
+    return TRAINER if spec.trainer.config is not None and spec.model is not None else OWN_PROGRAM
+
+
+def _unpriced_offers(spec: JobSpec, resources: Mapping[str, Mapping[str, str]]) -> tuple[Offer, ...] | None:
+    """Offers of the allowed types at a price that stands in, or of a node of any type for a CPU job; None if not known."""
+    names: tuple[str | None, ...] = spec.nodes.instance_types or (None,)
+    try:
+        nodes = [(name, machine_of(spec, name, resources)) for name in names]
+    except HardwareError:
+        return None
+    return tuple(Offer(name or "any node", node, NODE_HOUR_USD, precision_of(spec, node)) for name, node in nodes)
+
+
+def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
+    best, *others = report.ranked(ranking, 1 + ALTERNATIVES)
+    layout, priced = best.layout, bool(space.prices)
+    types = given.spec.nodes.instance_types
+    name = best.offer.removesuffix(" spot")
+    memory = best.prediction.memory_gib
+    return Plan(
+        data=layout.data,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        nodes=best.nodes,
+        ranks_per_node=layout.ranks // best.nodes,
+        micro_batch=layout.micro_batch,
+        sharding=layout.sharding.value,
+        recompute=layout.recompute.value,
+        schedule=layout.schedule.value,
+        interleave=layout.interleave,
+        stage_layers=best.stage_layers if layout.pipeline > 1 else (),
+        precision=layout.precision.value,
+        instance_types=(name,) if name in types else types,
+        spot=best.offer != name,
+        memory_gib=round(memory, 3),
+        hourly_usd=best.hourly_usd if priced else _hourly_usd(given, types, best.nodes, spot=False),
+        explanation=_explanation(given, space, best),
+        predicted=Predicted(
+            best.prediction.step_seconds, best.efficiency, best.hours, round(best.usd, 4) if priced else None
+        ),
+        alternatives=tuple(
+            Alternative(o.degrees, o.nodes, o.offer, o.hours, round(o.usd, 4) if priced else None, o.why_not)
+            for o in others
+        ),
+    )
+
+
+def _explanation(given: PlanInput, space: Space, best: report.RankedPlan) -> str:
+    spec, layout = given.spec, best.layout
+    what = "dollars" if space.objective.value == "Cost" else "time"
+    least = f"least predicted {what if space.prices else 'node-hours' if what == 'dollars' else what}"
+    usable = usable_gib(next(o for o in space.offers if o.name == best.offer).machine)
+    bound = f" of {usable:.2f}" if usable < FREE_CPU_MEMORY_GIB / 2 else ""
+    dollars = f" for ${best.usd:,.2f}" if space.prices else ""
+    budget = spec.budget.total_usd if spec.budget is not None else None
+    parts = [
+        f"{best.nodes} {'node' if best.nodes == 1 else 'nodes'} of {best.offer} as {best.degrees}: {least} of those from "
+        f"{spec.nodes.min} to {spec.nodes.max} nodes that divide the batch and fit memory",
+        f"each step is {layout.data} replicas x {layout.micro_batches} micro-batches of {layout.micro_batch}, "
+        f"{best.prediction.step_seconds:,.3g} s predicted, {best.hours:,.2f} h{dollars} in all",
+        f"{best.prediction.memory_gib:.2f}{bound} GiB a rank",
+    ]
+    if budget is not None and space.prices and best.usd > budget:
+        parts.append(f"that is more than spec.budget.totalUSD (${budget:,.2f}), at which the run will stop")
+    return "; ".join(parts) + "."
+
+
+def _node_counts(given: PlanInput) -> list[int]:
+    """Node counts whose ranks, with the micro-batch where it is given, divide the batch; smallest first."""
+    spec = given.spec
+    ranks, micro = ranks_per_node_of(spec, given.default_resources), spec.batch.micro or 1
+    degrees = spec.parallelism
+    model = (degrees.tensor or 1) * (degrees.pipeline or 1) if degrees is not None else 1
+    wanted = degrees.data if degrees is not None else None
     counts = range(spec.nodes.min, spec.nodes.max + 1)
-    return [n for n in counts if spec.batch.global_ % (n * ranks * micro) == 0 and wanted in (None, n * ranks)]
+    data = {n: n * ranks // model for n in counts if n * ranks % model == 0}
+    return [n for n, d in data.items() if spec.batch.global_ % (d * micro) == 0 and wanted in (None, d)]
+
+
+def _fewest_nodes(given: PlanInput) -> Plan | Refusal:
+    """Without a model or hardware to predict from: the fewest nodes, and the largest micro-batch up to 64 that divides."""
+    spec = given.spec
+    nodes = _node_counts(given)[0]
+    ranks = ranks_per_node_of(spec, given.default_resources)
+    degrees = spec.parallelism
+    tensor, pipeline = (degrees.tensor or 1, degrees.pipeline or 1) if degrees is not None else (1, 1)
+    data = nodes * ranks // (tensor * pipeline)
+    share = spec.batch.global_ // data
+    micro = spec.batch.micro or max(d for d in range(1, min(share, 64) + 1) if share % d == 0)
+    spot = spec.nodes.capacity_type is CapacityType.SPOT
+    unknown = "spec.model is not given" if spec.model is None else "spec.nodes.instanceTypes names no GPU type"
+    return Plan(
+        data=data,
+        tensor=tensor,
+        pipeline=pipeline,
+        nodes=nodes,
+        ranks_per_node=ranks,
+        micro_batch=micro,
+        memory_gib=None,
+        hourly_usd=_hourly_usd(given, spec.nodes.instance_types, nodes, spot=spot),
+        instance_types=spec.nodes.instance_types,
+        spot=spot,
+        explanation=(
+            f"{nodes} {'node' if nodes == 1 else 'nodes'}, the fewest from {spec.nodes.min} to {spec.nodes.max} that divide the "
+            f"batch: more would add communication, not save dollars; nothing is predicted, as {unknown}; each step is "
+            f"{data} replicas x {share // micro} micro-batches of {micro}."
+        ),
+    )
+
+
+def _hourly_usd(given: PlanInput, instance_types: tuple[str, ...], nodes: int, *, spot: bool) -> float | None:
+    """Before pods exist, a price is known only where every allowed type's is; the dearest of them is the promise."""
+    prices = [given.prices.price(name, spot=spot) for name in instance_types]
+    known = [p.hourly_usd for p in prices if p is not None]
+    return max(known) * nodes if known and len(known) == len(prices) else None
 
 
 def _check_instance_types(given: PlanInput) -> Refusal | None:
     for i, name in enumerate(given.spec.nodes.instance_types):
         if not given.prices.knows(name):
-            similar = given.prices.similar(name)
-            hint = f"did you mean {' or '.join(similar)}?" if similar else "the price book lists the known ones."
-            return Refusal(
-                "UnknownInstanceType",
-                f"spec.nodes.instanceTypes[{i}]: {name!r} is not in the price book; {hint} "
-                "Write a known type, or give its price in the operator's price ConfigMap.",
-            )
+            where = f"spec.nodes.instanceTypes[{i}]"
+            return Refusal("UnknownInstanceType", unknown_instance_type(where, name, given.prices))
     return None
 
 
 def _check_resources(given: PlanInput) -> Refusal | None:
     for kind in ("requests", "limits"):
-        for name, value in _resources(given).get(kind, {}).items():
+        for name, value in resources_of(given.spec, given.default_resources).get(kind, {}).items():
             try:
                 number = quantity(value)
             except ValueError as error:
@@ -111,13 +325,16 @@ def _check_resources(given: PlanInput) -> Refusal | None:
 
 def _check_degrees(given: PlanInput) -> Refusal | None:
     spec = given.spec
-    if spec.parallelism is None or spec.parallelism.data is None:
+    degrees = spec.parallelism
+    if degrees is None or degrees.data is None:
         return None
-    product, ranks = spec.parallelism.product_of_given, spec.nodes.ranks_per_node
+    open_degrees = [n for n in ("tensor", "pipeline") if getattr(degrees, n) is None]
+    product, ranks = degrees.product_of_given, ranks_per_node_of(spec, given.default_resources)
     possible = [n * ranks for n in range(spec.nodes.min, spec.nodes.max + 1)]
-    if product in possible:
+    splits = bool(open_degrees) and _abilities(spec).splits_model
+    if product in possible or (splits and any(p % product == 0 for p in possible)):
         return None
-    nearest = min(possible, key=lambda r: abs(r - product))
+    nearest = max(1, min(possible, key=lambda r: abs(r - product)) * degrees.data // product)
     return Refusal(
         "DegreesMismatch",
         f"spec.parallelism: the product of the degrees is {product}, but spec.nodes gives {possible[0]}"
@@ -128,110 +345,41 @@ def _check_degrees(given: PlanInput) -> Refusal | None:
 
 def _check_batch(given: PlanInput) -> Refusal | None:
     spec = given.spec
-    micro = spec.batch.micro or 1
-    if _node_counts(spec):
+    degrees = spec.parallelism
+    fixed = not _abilities(spec).splits_model
+    unit_of_data = degrees.data if degrees is not None and degrees.data is not None else None
+    if _node_counts(given) or (not fixed and unit_of_data is None):
         return None
-    unit = spec.nodes.min * spec.nodes.ranks_per_node * micro
+    micro = spec.batch.micro or 1
+    ranks = ranks_per_node_of(spec, given.default_resources)
+    unit = (unit_of_data or spec.nodes.min * ranks) * micro
+    if spec.batch.global_ % unit == 0 and not fixed:
+        return None
     nearest = max(unit, round(spec.batch.global_ / unit) * unit)
     return Refusal(
         "BatchNotDivisible",
-        f"spec.batch.global: {spec.batch.global_} is not divisible by ranks x batch.micro for any node count from "
-        f"{spec.nodes.min} to {spec.nodes.max} ({spec.nodes.ranks_per_node} ranks a node, micro-batch {micro}): "
+        f"spec.batch.global: {spec.batch.global_} is not divisible by data x batch.micro for any node count from "
+        f"{spec.nodes.min} to {spec.nodes.max} ({ranks} ranks a node, micro-batch {micro}): "
         f"write {nearest}, or change spec.nodes or spec.batch.micro",
     )
 
 
-def _resources(given: PlanInput) -> dict[str, dict[str, str]]:
-    resources = given.spec.template.resources or given.default_resources or {}
-    return {k: dict(v) for k, v in resources.items() if isinstance(v, dict)}
-
-
-def _memory_limit_gib(given: PlanInput) -> tuple[float | None, str]:
-    """What one rank may use, in GiB, and what says so: the smallest GPU of the allowed types, or the container's share."""
-    spec = given.spec
-    limits = _resources(given).get("limits", {})
-    if "nvidia.com/gpu" in limits:
-        sizes = {
-            instance.name: instance.accelerator_memory_gib
-            for name in spec.nodes.instance_types
-            if (instance := given.prices.instances.get(name)) is not None
-            and instance.accelerator_memory_gib is not None
-        }
-        if not sizes:
-            return None, "no instance type is named"
-        smallest = min(sizes, key=lambda n: sizes[n] or 0.0)
-        return sizes[smallest], f"a GPU of {smallest}"
-    if "memory" not in limits:
-        return None, "no memory limit is set"
-    share = quantity(limits["memory"]) / GIB / spec.nodes.ranks_per_node
-    return share, f"spec.template.resources.limits.memory ({limits['memory']} for {spec.nodes.ranks_per_node} ranks)"
-
-
-def _fit(
-    given: PlanInput, nodes: int, shape: DecoderShape | None, limit_gib: float | None, limited_by: str
-) -> Plan | Refusal:
-    """The largest micro-batch that divides and fits on this many nodes."""
-    spec = given.spec
-    data = nodes * spec.nodes.ranks_per_node
-    share = spec.batch.global_ // data
-    candidates = [spec.batch.micro] if spec.batch.micro else _divisors(share, MICRO_BATCH_CAP)
-    analyzer = ModelParallelCostAnalyzer()
-    for micro in candidates:
-        memory = analyzer.memory_gib(shape, micro).total if shape is not None else None
-        if memory is None or limit_gib is None or memory <= limit_gib:
-            return Plan(
-                data=data,
-                nodes=nodes,
-                ranks_per_node=spec.nodes.ranks_per_node,
-                micro_batch=micro,
-                memory_gib=None if memory is None else round(memory, 3),
-                hourly_usd=_hourly_usd(given, nodes),
-                explanation=_explanation(spec, nodes, micro, memory, limit_gib, limited_by),
-            )
-    smallest = candidates[-1]
-    if shape is None or limit_gib is None:
-        raise AssertionError("without a shape or a limit every micro-batch fits")
-    need = analyzer.memory_gib(shape, smallest)
-    return Refusal(
-        "MemoryExceeded",
-        f"spec.model: {shape.parameters / 1e6:,.1f} M parameters need {need.total:.2f} GiB a rank at micro-batch {smallest} "
-        f"(weights {need.weights:.2f}, gradients {need.gradients:.2f}, optimizer {need.optimizer:.2f}, activations "
-        f"{need.activations:.2f}, logits {need.logits:.2f}, framework {need.framework:.2f}), but {limited_by} gives "
-        f"{limit_gib:.2f}: raise the limit to {_needed(need.total, spec.nodes.ranks_per_node)}, "
-        "choose larger nodes, or a smaller model, sequenceLength or batch.micro",
+def _memory_message(given: PlanInput, space: Space, lack: Shortfall) -> str:
+    layout, shape = lack.nearest_layout, space.work.shape
+    if layout is None:
+        raise AssertionError("memory's shortfall names its layout")
+    offer = min(space.offers, key=lambda o: abs(usable_gib(o.machine) - lack.limit))
+    need = predict(shape, offer.machine, layout).memory
+    parts = ", ".join(f"{name} {getattr(need, name):.2f}" for name in MemoryGib.__dataclass_fields__)
+    if offer.machine.accelerator.name != "CPU":
+        limited_by, raised = f"a GPU of {offer.name}", "choose larger GPUs or more nodes"
+    else:
+        ranks = ranks_per_node_of(given.spec, given.default_resources)
+        limits = resources_of(given.spec, given.default_resources).get("limits", {})
+        limited_by = f"spec.template.resources.limits.memory ({limits.get('memory')} for {ranks} ranks)"
+        raised = f"raise the limit to {int(lack.nearest * ranks * 1024) + 1}Mi, choose more nodes"
+    return (
+        f"spec.model: {shape.parameters / 1e6:,.1f} M parameters need at least {lack.nearest:.2f} GiB a rank ({parts}; data "
+        f"{layout.data}, tensor {layout.tensor}, pipeline {layout.pipeline}, micro-batch {layout.micro_batch}), but "
+        f"{limited_by} gives {lack.limit:.2f}: {raised}, or write a smaller model, sequenceLength or batch.micro"
     )
-
-
-def _needed(gib_per_rank: float, ranks: int) -> str:
-    return f"{int(gib_per_rank * ranks * 1024) + 1}Mi"
-
-
-def _divisors(number: int, cap: int) -> list[int]:
-    """Divisors up to a cap, largest first, powers of two before others of about their size."""
-    divisors = [d for d in range(1, min(number, cap) + 1) if number % d == 0]
-    return sorted(divisors, key=lambda d: (d & (d - 1) != 0, -d)) if 1 in divisors else divisors
-
-
-def _hourly_usd(given: PlanInput, nodes: int) -> float | None:
-    """Before pods exist, a price is known only where every allowed type's is; the dearest of them is the promise."""
-    spot = given.spec.nodes.capacity_type is CapacityType.SPOT
-    prices = [given.prices.price(name, spot=spot) for name in given.spec.nodes.instance_types]
-    known = [p.hourly_usd for p in prices if p is not None]
-    return max(known) * nodes if known and len(known) == len(prices) else None
-
-
-def _explanation(
-    spec: JobSpec, nodes: int, micro: int, memory: float | None, limit_gib: float | None, limited_by: str
-) -> str:
-    ranks = nodes * spec.nodes.ranks_per_node
-    accumulation = spec.batch.global_ // (ranks * micro)
-    why = "the fewest nodes that divide the batch" + (" and fit memory" if memory is not None else "")
-    parts = [
-        f"{nodes} {'node' if nodes == 1 else 'nodes'} ({why}, from {spec.nodes.min} to {spec.nodes.max}): "
-        f"more would add communication, not save dollars",
-        f"each step is {ranks} ranks x {accumulation} micro-batches of {micro}",
-    ]
-    if memory is not None:
-        bound = f" of {limit_gib:.2f} GiB ({limited_by})" if limit_gib is not None else f" ({limited_by})"
-        parts.append(f"{memory:.2f} GiB a rank predicted{bound}")
-    return "; ".join(parts) + "."

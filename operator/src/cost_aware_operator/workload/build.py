@@ -79,7 +79,7 @@ def template_hash(job: TrainingJob, plan: Plan) -> str:
     count: a later version's new field must not make every running job's pods anew.
     """
     parts = job.spec.model_dump(mode="json", include={"template", "nodes", "trainer"}, exclude_defaults=True)
-    text = json.dumps([parts, plan.nodes, plan.ranks_per_node], sort_keys=True)
+    text = json.dumps([parts, plan.nodes, plan.ranks_per_node, plan.instance_types], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -131,7 +131,7 @@ def _pod_template(job: TrainingJob, plan: Plan, defaults: PodDefaults) -> dict[s
             "fsGroup": 65532,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "affinity": _affinity(job),
+        "affinity": _affinity(job, plan),
         "containers": [_container(job, plan, defaults)],
         "volumes": _by_name(defaults.volumes, template.volumes, _own_volumes(job)),
     }
@@ -220,12 +220,12 @@ def _own_mounts(job: TrainingJob) -> tuple[dict[str, Any], ...]:
     return tuple(mounts)
 
 
-def _affinity(job: TrainingJob) -> dict[str, Any]:
-    """One pod a node, on the instance types and capacity that the manifest allows."""
+def _affinity(job: TrainingJob, plan: Plan) -> dict[str, Any]:
+    """One pod a node, on the instance types that were planned and the capacity that the manifest allows."""
     expressions: list[dict[str, Any]] = []
     nodes = job.spec.nodes
-    if nodes.instance_types:
-        expressions.append({"key": INSTANCE_TYPE_LABELS[0], "operator": "In", "values": list(nodes.instance_types)})
+    if plan.instance_types:
+        expressions.append({"key": INSTANCE_TYPE_LABELS[0], "operator": "In", "values": list(plan.instance_types)})
     terms = [expressions]
     if nodes.capacity_type is CapacityType.SPOT:
         terms = [[*expressions, {"key": k, "operator": "In", "values": [v]}] for k, v in _CAPACITY_LABELS.items()]

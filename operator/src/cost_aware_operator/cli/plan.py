@@ -1,0 +1,197 @@
+"""`catj plan JOB.yaml`: what a job should run on, in which degrees, and what it will cost; with no GPU and no cluster."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from cost_aware_operator.cli.manifest import ManifestError, read_spec
+from cost_aware_operator.costs.checks import AnalysisError
+from cost_aware_operator.costs.price_files import load_prices
+from cost_aware_operator.costs.prices import PriceBook, PriceError, shipped
+from cost_aware_operator.costs.three_d import Ranking, ThreeDParallelCostAnalyzer
+from cost_aware_operator.planning import report
+from cost_aware_operator.planning.space import PlanError, Space, space_of
+
+WIDE = 200
+
+
+def add_arguments(verb: argparse.ArgumentParser) -> None:
+    """What `plan` and `explain` share."""
+    verb.add_argument("file", metavar="JOB.yaml", help="a CostAwareTrainingJob manifest; - reads standard input")
+    verb.add_argument(
+        "--prices",
+        metavar="FILE",
+        help="prices that override the shipped ones: our JSON, a SkyPilot catalog or an OpenCost custom-pricing CSV",
+    )
+
+
+def searched(file: str, prices: str | None) -> tuple[Space, Ranking]:
+    """The ranking of a manifest's plans.
+
+    Raises:
+        ManifestError, PlanError, PriceError, AnalysisError: what is wrong, where, and what to write instead.
+    """
+    spec = read_spec(file)
+    book: PriceBook = shipped() if prices is None else load_prices(prices, shipped())
+    space = space_of(spec, book)
+    try:
+        ranking = ThreeDParallelCostAnalyzer().search(space.work, space.offers, space.bounds, space.objective)
+    except AnalysisError as error:
+        raise PlanError("NoPlan", f"spec.{error}") from None
+    if not len(ranking.columns):
+        reason, message = report.nothing_fits(ranking)
+        raise PlanError(reason, message or report.no_memory(space, ranking))
+    return space, ranking
+
+
+def complain(file: str, error: Exception) -> int:
+    """Prints what is wrong with an input; returns the exit status."""
+    for line in str(error).splitlines():
+        print(f"catj: {file}: {line}", file=sys.stderr)
+    return 2
+
+
+def plan(file: str, output: str, top: int, pareto: str | None, prices: str | None) -> int:
+    """Prints the ranking; returns the exit status."""
+    if top < 1:
+        return complain(file, ValueError(f"--top: {top} is less than 1: write 1 or more"))
+    try:
+        space, ranking = searched(file, prices)
+        plans = report.ranked(ranking, top)
+        answer = report.needs_more_than_one_node(space, ranking)
+        if pareto is not None:
+            from cost_aware_operator.cli.pareto import draw
+
+            draw(ranking, pareto)
+    except (ManifestError, PlanError, PriceError, AnalysisError, OSError) as error:
+        return complain(file, error)
+    except ImportError as error:
+        return complain(file, ValueError(f"--pareto needs matplotlib ({error}): pip install cost-aware-training[plot]"))
+    document = _document(space, ranking, plans, answer)
+    if output == "json":
+        print(json.dumps(document, indent=2, allow_nan=False))
+    elif output == "yaml":
+        print(yaml.safe_dump(document, sort_keys=False, width=120), end="")
+    else:
+        _print_table(space, ranking, plans, answer)
+    return 0
+
+
+def _document(space: Space, ranking: Ranking, plans: list[report.RankedPlan], answer: str) -> dict[str, Any]:
+    columns = ranking.columns
+    return {
+        "answer": answer,
+        "objective": space.objective.value,
+        "feasible": len(columns),
+        "combinations": ranking.combinations,
+        "plans": [_entry(one) for one in plans],
+        "pareto": [
+            {
+                "usd": round(float(columns.usd[row]), 4),
+                "hours": round(float(columns.hours[row]), 6),
+                "nodes": int(columns.nodes[row]),
+                "instance_type": ranking.offer(row).name,
+                "data": int(columns.data[row]),
+                "tensor": int(columns.tensor[row]),
+                "pipeline": int(columns.pipeline[row]),
+            }
+            for row in ranking.pareto()
+        ],
+        "ruled_out": report.ruled_out(ranking),
+        "prices": {
+            name: {"hourly_usd": p.hourly_usd, "source": p.source, "as_of": p.as_of} for name, p in space.prices.items()
+        },
+        "notes": list(space.notes),
+    }
+
+
+def _entry(one: report.RankedPlan) -> dict[str, Any]:
+    layout = one.layout
+    shares = one.cost.shares
+    blocks = {
+        name: {"usd": round(getattr(one.cost, f"{name}_usd"), 4), "share": round(shares[name], 6)} for name in shares
+    }
+    return {
+        "rank": one.rank,
+        "instance_type": one.offer,
+        "nodes": one.nodes,
+        "data": layout.data,
+        "tensor": layout.tensor,
+        "pipeline": layout.pipeline,
+        "micro_batch": layout.micro_batch,
+        "sharding": layout.sharding.value,
+        "recompute": layout.recompute.value,
+        "schedule": one.schedule,
+        "interleave": layout.interleave,
+        "stage_layers": list(one.stage_layers),
+        "precision": layout.precision.value,
+        "step_seconds": one.prediction.step_seconds,
+        "memory_gib": one.prediction.memory_gib,
+        "hourly_usd": one.hourly_usd,
+        "hours": one.hours,
+        "usd": one.usd,
+        "efficiency": one.efficiency,
+        "bubble": one.bubble,
+        "communication": one.communication,
+        "goodput": one.goodput,
+        "tflops_per_gpu": one.prediction.tflops_per_gpu,
+        "breakdown": asdict(one.prediction.breakdown),
+        "memory_breakdown": asdict(one.prediction.memory),
+        "cost": blocks,
+        "why_not": one.why_not,
+    }
+
+
+def _print_table(space: Space, ranking: Ranking, plans: list[report.RankedPlan], answer: str) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDE)
+    console.print("Do you need more than one node?", style="bold")
+    console.print(f"  {answer}\n", highlight=False, markup=False)
+    best = "fewest dollars" if space.objective.value == "Cost" else "least time"
+    table = Table(title=f"{len(ranking.columns):,} of {ranking.combinations:,} plans are feasible; {best} first", title_justify="left")  # fmt: skip
+    for name in ("#", "nodes", "d x t x p", "micro", "sharding", "recompute", "schedule"):
+        table.add_column(name, no_wrap=True)
+    for name in ("step s", "GiB", "$/h", "hours", "dollars", "effic.", "bubble", "comm."):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("why not", overflow="fold", min_width=24)
+    for one in plans:
+        layout = one.layout
+        table.add_row(
+            str(one.rank),
+            f"{one.nodes} x {one.offer}",
+            one.degrees,
+            str(layout.micro_batch),
+            layout.sharding.value,
+            layout.recompute.value,
+            one.schedule,
+            f"{one.prediction.step_seconds:,.3g}",
+            f"{one.prediction.memory_gib:,.1f}",
+            f"{one.hourly_usd:,.2f}",
+            f"{one.hours:,.2f}",
+            f"{one.usd:,.2f}",
+            f"{one.efficiency:.0%}",
+            f"{one.bubble:.0%}",
+            f"{one.communication:.0%}",
+            one.why_not or "the best",
+        )
+    console.print(table)
+    shares = ", ".join(f"{name} ${getattr(plans[0].cost, f'{name}_usd'):,.2f} ({share:.0%})" for name, share in plans[0].cost.shares.items())  # fmt: skip
+    for line in (
+        f"The best plan's dollars: {shares}",
+        *(f"Ruled out: {line}" for line in report.ruled_out(ranking)),
+        *(
+            f"Price: {name} ${p.hourly_usd:,.4f} a node-hour ({p.source}, {p.as_of})"
+            for name, p in space.prices.items()
+        ),
+        *(f"Note: {note}" for note in space.notes),
+    ):
+        console.print(line, highlight=False, markup=False)

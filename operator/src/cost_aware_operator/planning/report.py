@@ -1,0 +1,223 @@
+"""A ranking in words: do you need more than one node, why not the runners-up, what was ruled out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from cost_aware_operator.api.spec import Objective
+from cost_aware_operator.costs.checks import AnalysisError
+from cost_aware_operator.costs.layout import Layout, pipeline_schedule
+from cost_aware_operator.costs.pipeline import Schedule
+from cost_aware_operator.costs.predict import Prediction, predict
+from cost_aware_operator.costs.structure import CostStructure, Terms, structure
+from cost_aware_operator.costs.three_d import Need, Ranking, Shortfall, ThreeDParallelCostAnalyzer, checkpointing
+from cost_aware_operator.planning.space import Space
+
+PARTS = {
+    "compute": "computing",
+    "tensor_communication": "tensor-parallel communication",
+    "pipeline_communication": "sends between stages",
+    "data_communication": "gradients and gathered weights",
+    "context_communication": "context-parallel communication",
+    "bubble": "pipeline bubble",
+    "optimizer": "the optimizer",
+    "other": "stragglers and fixed costs",
+}
+MODEL_ERROR = 0.08
+"""Median error of predicted steps on measured ones, rounded up (docs/design/20261121-cost-models.md)."""
+
+
+@dataclass(frozen=True)
+class RankedPlan:
+    """One row of a ranking in full. `why_not` is empty for the best."""
+
+    rank: int
+    row: int
+    offer: str
+    nodes: int
+    layout: Layout
+    prediction: Prediction
+    stage_layers: tuple[int, ...]
+    hourly_usd: float
+    hours: float
+    usd: float
+    goodput: float
+    efficiency: float
+    bubble: float
+    communication: float
+    cost: CostStructure
+    why_not: str = ""
+
+    @property
+    def degrees(self) -> str:
+        """Data x tensor x pipeline."""
+        return f"{self.layout.data}x{self.layout.tensor}x{self.layout.pipeline}"
+
+    @property
+    def schedule(self) -> str:
+        """The pipeline's schedule; `-` without a pipeline."""
+        if self.layout.pipeline == 1:
+            return "-"
+        schedule = pipeline_schedule(self.layout)
+        return f"{schedule} x{self.layout.interleave}" if schedule is Schedule.INTERLEAVED else schedule.value
+
+
+def ranked(ranking: Ranking, most: int) -> list[RankedPlan]:
+    """The best plans of different degrees, best first, each with why it is not the first."""
+    found: list[RankedPlan] = []
+    for rank, row in enumerate(ranking.best_of_each_degrees(most), start=1):
+        one = _full(ranking, row, rank)
+        found.append(replace(one, why_not=why_not(found[0], one, ranking.objective)) if found else one)
+    return found
+
+
+def _full(ranking: Ranking, row: int, rank: int) -> RankedPlan:
+    columns, offer, layout, work = ranking.columns, ranking.offer(row), ranking.layout(row), ranking.work
+    prediction = predict(work.shape, offer.machine, layout, ranking.parameters)
+    nodes, step = int(columns.nodes[row]), float(columns.step_seconds[row])
+    stall, interval = checkpointing(work, offer, nodes)
+    goodput = float(columns.goodput[row])
+    terms = Terms(
+        checkpoint_seconds=stall,
+        checkpoint_interval_seconds=interval,
+        # structure() books checkpoints itself
+        goodput=min(1.0, goodput * (1 + stall / interval)),
+        management_hourly_usd=work.fixed_hourly_usd,
+    )
+    cost = structure(prediction, layout, offer.machine.gpus_per_node, work.steps, offer.hourly_usd, terms)
+    return RankedPlan(
+        rank=rank,
+        row=row,
+        offer=offer.name,
+        nodes=nodes,
+        layout=layout,
+        prediction=prediction,
+        stage_layers=ranking.stage_layers(row),
+        hourly_usd=nodes * offer.hourly_usd,
+        hours=float(columns.hours[row]),
+        usd=float(columns.usd[row]),
+        goodput=goodput,
+        efficiency=float(columns.productive_seconds[row]) / step,
+        bubble=float(columns.bubble_seconds[row]) / step,
+        communication=float(columns.communication_seconds[row]) / step,
+        cost=cost,
+    )
+
+
+def why_not(best: RankedPlan, other: RankedPlan, objective: Objective) -> str:
+    """What the runner-up is worse at, and by how much, in what the objective counts."""
+    in_dollars = objective is Objective.COST
+    ours, theirs = (best.usd, other.usd) if in_dollars else (best.hours, other.hours)
+    unit = "${:,.2f}".format if in_dollars else "{:,.2f} h".format
+    more = theirs - ours
+    reasons = _grown(best, other, ours, theirs)
+    if abs(more) <= 0.0005 * ours:
+        text = "as good; " + (f"uses {other.nodes} nodes" if other.nodes != best.nodes else "uses more memory or nodes")
+        return text if not reasons else f"as good within rounding; more {reasons[0][0]}"
+    text = f"{unit(more)} more ({more / ours:+.1%})"
+    if reasons:
+        text += ": " + ", ".join(f"{unit(value)} more for {name}" for name, value in reasons[:2])
+    if more < MODEL_ERROR * ours:
+        text += "; within the model's error"
+    return text
+
+
+def _grown(best: RankedPlan, other: RankedPlan, ours: float, theirs: float) -> list[tuple[str, float]]:
+    """Parts of the step that take more of the objective in the runner-up, largest first."""
+    found = []
+    for part, name in PARTS.items():
+        mine = getattr(best.prediction.breakdown, part) / best.prediction.step_seconds * ours
+        its = getattr(other.prediction.breakdown, part) / other.prediction.step_seconds * theirs
+        if its - mine > 0.001 * ours:
+            found.append((name, its - mine))
+    return sorted(found, key=lambda item: -item[1])
+
+
+def ruled_out(ranking: Ranking) -> list[str]:
+    """Why combinations are not in the ranking: a line for each need."""
+    return [_said(s) for s in ranking.shortfalls]
+
+
+def _said(lack: Shortfall) -> str:
+    count = f"{lack.combinations:,} combinations"
+    if lack.need is Need.MEMORY:
+        at = lack.nearest_layout
+        layout = (
+            f" (data {at.data}, tensor {at.tensor}, pipeline {at.pipeline}, {at.sharding})" if at is not None else ""
+        )
+        return (
+            f"{count} need more memory than a rank has: the nearest {lack.nearest:.1f} of {lack.limit:.1f} GiB{layout}"
+        )
+    if lack.need is Need.DEADLINE:
+        return f"{count} miss the deadline of {lack.limit:,.2f} h: the nearest takes {lack.nearest:,.2f} h"
+    field = "budget.maxHourlyUSD" if lack.need is Need.HOURLY else "budget.totalUSD"
+    per = " an hour" if lack.need is Need.HOURLY else ""
+    return f"{count} exceed {field} of ${lack.limit:,.2f}: the nearest costs ${lack.nearest:,.2f}{per}"
+
+
+def nothing_fits(ranking: Ranking) -> tuple[str, str]:
+    """For a ranking without plans: a condition's reason, and what to write instead."""
+    lacks = {s.need: s for s in ranking.shortfalls}
+    for need, reason, field, form in (
+        (Need.BUDGET, "BudgetTooSmall", "spec.budget.totalUSD", "{:.2f}"),
+        (Need.DEADLINE, "DeadlineImpossible", "spec.deadlineSeconds", "{:.0f}"),
+        (Need.HOURLY, "HourlyBudgetTooSmall", "spec.budget.maxHourlyUSD", "{:.2f}"),
+    ):
+        lack = lacks.get(need)
+        if lack is None:
+            continue
+        scale = 3600 if need is Need.DEADLINE else 1.0
+        # rounded up, so that what is written does
+        smallest = form.format(lack.nearest * scale * 1.0001 + (1 if need is Need.DEADLINE else 0.01))
+        left = "; ".join(_said(s) for s in ranking.shortfalls)
+        return (
+            reason,
+            f"{field}: no plan is within {form.format(lack.limit * scale)}: write {smallest} or more ({left})",
+        )
+    return "MemoryExceeded", ""
+
+
+def needs_more_than_one_node(space: Space, ranking: Ranking) -> str:
+    """The first question: would one node do?"""
+    if not len(ranking.columns):
+        return ""
+    best = _full(ranking, 0, 1)
+    alone = _search(space, ranking, 1, 1)
+    verdict = f"{best.nodes} nodes of {best.offer} take {_hours(best.hours)} for ${best.usd:,.2f}"
+    if alone is None or not len(alone.columns):
+        return f"Yes. One node cannot do it: {_obstacle(alone)}. {verdict[0].upper()}{verdict[1:]}."
+    single = _full(alone, 0, 1)
+    said = f"One node of {single.offer} takes {_hours(single.hours)} for ${single.usd:,.2f}"
+    if best.nodes == 1:
+        more = _search(space, ranking, 2, max(2, space.bounds.nodes_max))
+        if more is None or not len(more.columns):
+            return f"No. {said}."
+        other = _full(more, 0, 1)
+        return (
+            f"No. {said}; the best on more nodes, {other.nodes} of {other.offer}, takes {_hours(other.hours)} for "
+            f"${other.usd:,.2f} ({other.usd / single.usd - 1:+.1%})."
+        )
+    if space.bounds.nodes_min > 1 and single.usd <= best.usd:
+        return f"No, but spec.nodes.min asks for {space.bounds.nodes_min}. {said}; {verdict} ({best.usd / single.usd - 1:+.1%})."
+    saved = "sooner" if ranking.objective is Objective.TIME else "for less"
+    return f"Not to train it, but more do it {saved}. {said}; {verdict} ({best.usd / single.usd - 1:+.1%} dollars)."
+
+
+def _search(space: Space, ranking: Ranking, nodes_min: int, nodes_max: int) -> Ranking | None:
+    bounds = replace(space.bounds, nodes_min=nodes_min, nodes_max=nodes_max)
+    try:
+        return ThreeDParallelCostAnalyzer().search(
+            space.work, space.offers, bounds, ranking.objective, ranking.parameters
+        )
+    except AnalysisError:
+        return None
+
+
+def _obstacle(alone: Ranking | None) -> str:
+    if alone is None or not alone.shortfalls:
+        return "its ranks give no degrees that divide the model and the batch"
+    return _said(alone.shortfalls[-1])
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:,.1f} h" if hours >= 1 else f"{hours * 60:,.1f} min"

@@ -1,0 +1,236 @@
+"""From a manifest and a price book to what a search needs: the work, the offers of nodes, the bounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cost_aware_operator.api.spec import AllowedDegrees, CapacityType, JobSpec, Objective
+from cost_aware_operator.api.units import GIB, quantity
+from cost_aware_operator.costs.combinations import Bounds, Offer, Work
+from cost_aware_operator.costs.hardware import HardwareError, Precision
+from cost_aware_operator.costs.layout import Recompute, Sharding
+from cost_aware_operator.costs.machines import cpu_machine, machine
+from cost_aware_operator.costs.model_parallel import DecoderShape
+from cost_aware_operator.costs.pipeline import Schedule
+from cost_aware_operator.costs.predict import USABLE_MEMORY, Machine
+from cost_aware_operator.costs.prices import Price, PriceBook
+from cost_aware_operator.planning.presets import shape_of
+
+GPU = "nvidia.com/gpu"
+STEPS_WITHOUT_CONFIG = 1000
+"""Steps that dollars are told for where the trainer's own arguments say how many there are."""
+FREE_CPU_MEMORY_GIB = 1e6
+"""Of a rank without a memory limit."""
+
+
+class PlanError(ValueError):
+    """A manifest that no plan can meet: a condition's reason, and a text with the field, what was wrong and what to write."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class Space:
+    """What a search needs. `notes` says what the manifest left open and what was taken for it."""
+
+    work: Work
+    offers: tuple[Offer, ...]
+    bounds: Bounds
+    objective: Objective
+    prices: Mapping[str, Price]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What the trainer can run; the planner offers nothing else."""
+
+    shardings: tuple[Sharding, ...] = tuple(Sharding)
+    recomputes: tuple[Recompute, ...] = tuple(Recompute)
+    schedules: tuple[Schedule, ...] = tuple(Schedule)
+    splits_model: bool = True
+    """Whether tensor and pipeline degrees above 1 may be planned; those that a manifest writes down always are."""
+
+
+def space_of(
+    spec: JobSpec,
+    prices: PriceBook,
+    default_resources: Mapping[str, Any] | None = None,
+    abilities: Abilities | None = None,
+    *,
+    offers: tuple[Offer, ...] | None = None,
+) -> Space:
+    """All that a search for this manifest needs; `offers` stand in for those of the price book.
+
+    Raises:
+        PlanError: the model cannot be, no instance type is named or known, or a price is missing.
+    """
+    if spec.model is None:
+        raise PlanError(
+            "ModelUnknown", "spec.model: is missing: write a preset or the shape, so that costs can be predicted"
+        )
+    shape = shape_of(spec.model)
+    check_shape(shape)
+    notes: list[str] = []
+    steps = spec.trainer.config.steps if spec.trainer.config is not None else None
+    if steps is None:
+        notes.append(
+            f"the trainer's own arguments say how many steps it takes; dollars are those of {STEPS_WITHOUT_CONFIG:,}"
+        )
+    resources = resources_of(spec, default_resources)
+    paid: dict[str, Price] = {}
+    if offers is None:
+        offers, paid = _offers(spec, prices, resources, notes)
+    work = Work(shape, spec.batch.global_, steps or STEPS_WITHOUT_CONFIG)
+    return Space(work, offers, bounds_of(spec, abilities or Abilities()), spec.objective, paid, tuple(notes))
+
+
+def resources_of(spec: JobSpec, default: Mapping[str, Any] | None = None) -> dict[str, dict[str, str]]:
+    """The container's requests and limits; the operator's defaults where the manifest has none."""
+    resources = spec.template.resources or default or {}
+    return {k: dict(v) for k, v in resources.items() if isinstance(v, Mapping)}
+
+
+def gpus_of_pod(resources: Mapping[str, Mapping[str, str]]) -> int:
+    """GPUs that a pod may have; 0 where it asks for none.
+
+    Raises:
+        ValueError: not a quantity.
+    """
+    limits = resources.get("limits", {})
+    return int(quantity(limits[GPU])) if GPU in limits else 0
+
+
+def ranks_per_node_of(spec: JobSpec, default: Mapping[str, Any] | None = None) -> int:
+    """Processes of a pod: as written, else one a GPU, else one."""
+    return spec.nodes.ranks_per_node or max(1, gpus_of_pod(resources_of(spec, default)))
+
+
+def bounds_of(spec: JobSpec, abilities: Abilities) -> Bounds:
+    """The manifest's bounds within what the trainer can run."""
+    given = spec.parallelism
+    allowed = (given.allowed if given is not None else None) or AllowedDegrees()
+
+    def degree(name: str) -> tuple[int, ...]:
+        exact = getattr(given, name) if given is not None else None
+        if exact is not None:
+            return (exact,)
+        wanted: tuple[int, ...] = getattr(allowed, name)
+        return wanted if abilities.splits_model or name == "data" else (1,)
+
+    budget = spec.budget
+    return Bounds(
+        nodes_min=spec.nodes.min,
+        nodes_max=spec.nodes.max,
+        data=degree("data"),
+        tensor=degree("tensor"),
+        pipeline=degree("pipeline"),
+        micro_batch=(spec.batch.micro,) if spec.batch.micro else (),
+        shardings=abilities.shardings,
+        recomputes=abilities.recomputes,
+        schedules=abilities.schedules,
+        max_hourly_usd=budget.max_hourly_usd if budget is not None else None,
+        budget_usd=budget.total_usd if budget is not None else None,
+        deadline_seconds=spec.deadline_seconds,
+    )
+
+
+def check_shape(shape: DecoderShape) -> None:
+    """Whether such a decoder can be.
+
+    Raises:
+        PlanError: naming the field and the nearest value that would do.
+    """
+    pairs = (("hidden", shape.hidden, "heads", shape.heads), ("heads", shape.heads, "kvHeads", shape.kv_heads))
+    for whole, size, name, part in pairs:
+        if size % part:
+            nearest = min((d for d in range(1, size + 1) if size % d == 0), key=lambda d: abs(d - part))
+            raise PlanError(
+                "InvalidModel",
+                f"spec.model.{name}: {part} does not divide spec.model.{whole} ({size}): write {nearest}",
+            )
+
+
+def _offers(
+    spec: JobSpec, prices: PriceBook, resources: Mapping[str, Mapping[str, str]], notes: list[str]
+) -> tuple[tuple[Offer, ...], dict[str, Price]]:
+    names = spec.nodes.instance_types
+    if not names:
+        raise PlanError(
+            "InstanceTypesMissing",
+            "spec.nodes.instanceTypes: is empty: write one instance type or more, for example [p5.48xlarge], so that "
+            "prices and hardware are known",
+        )
+    offers: list[Offer] = []
+    paid: dict[str, Price] = {}
+    for index, name in enumerate(names):
+        where = f"spec.nodes.instanceTypes[{index}]"
+        if not prices.knows(name):
+            raise PlanError("UnknownInstanceType", unknown_instance_type(where, name, prices))
+        try:
+            node = machine_of(spec, name, resources)
+        except HardwareError as error:
+            raise PlanError("HardwareUnknown", f"{where}: {error}") from None
+        found = _priced(spec.nodes.capacity_type, name, prices)
+        if not found:
+            kind = {CapacityType.SPOT: "spot", CapacityType.ON_DEMAND: "on-demand"}.get(spec.nodes.capacity_type, "")
+            raise PlanError(
+                "PriceUnknown",
+                f"{where}: {name} has no {kind} price in the price book: write its price in a price file, or another type",
+            )
+        for spot, price in found:
+            label = f"{name}{' spot' if spot else ''}"
+            offers.append(Offer(label, node, price.hourly_usd, precision_of(spec, node), spot))
+            paid[label] = price
+    if all(offer.machine.accelerator.name == "CPU" for offer in offers):
+        notes.append("template.resources asks for no GPU, so ranks are taken to compute on CPU cores")
+    return tuple(offers), paid
+
+
+def unknown_instance_type(where: str, name: str, prices: PriceBook) -> str:
+    """What to write instead of a type that the price book does not have."""
+    similar = prices.similar(name)
+    hint = f"did you mean {' or '.join(similar)}?" if similar else "the price book lists the known ones."
+    return f"{where}: {name!r} is not in the price book; {hint} Write a known type, or give its price in a price file."
+
+
+def machine_of(spec: JobSpec, instance_type: str | None, resources: Mapping[str, Mapping[str, str]]) -> Machine:
+    """One pod's hardware: the type's GPUs, or the container's share of cores where it asks for no GPU.
+
+    Raises:
+        HardwareError: the table lacks the type or a figure of it.
+    """
+    gpus = gpus_of_pod(resources)
+    on_gpu = instance_type is not None and (gpus > 0 or not (resources.get("limits") or resources.get("requests")))
+    if on_gpu and instance_type is not None:
+        node = machine(instance_type)
+        ranks = spec.nodes.ranks_per_node or gpus or node.gpus_per_node
+        return node if ranks == node.gpus_per_node else Machine(
+            node.accelerator, ranks, node.link_gbytes_per_s, node.network_gbit_per_s
+        )  # fmt: skip
+    ranks = spec.nodes.ranks_per_node or 1
+    limits, requests = resources.get("limits", {}), resources.get("requests", {})
+    cores = limits.get("cpu") or requests.get("cpu")
+    memory = quantity(limits["memory"]) / GIB / ranks if "memory" in limits else FREE_CPU_MEMORY_GIB
+    # a container has all of its limit: what the driver keeps of a GPU does not apply
+    return cpu_machine(
+        instance_type, ranks, max(1.0, quantity(cores) / ranks) if cores else 1.0, memory / USABLE_MEMORY
+    )
+
+
+def precision_of(spec: JobSpec, node: Machine) -> Precision:
+    """What products are computed in: bf16 where the accelerator has it, fp16 where only that, fp32 on CPUs."""
+    if node.accelerator.name == "CPU":
+        return Precision.FP32
+    peaks = node.accelerator.peak_tflops
+    return next(p for p in (Precision.BF16, Precision.FP16, Precision.FP32) if p in peaks)
+
+
+def _priced(capacity: CapacityType, name: str, prices: PriceBook) -> list[tuple[bool, Price]]:
+    kinds = {CapacityType.ON_DEMAND: (False,), CapacityType.SPOT: (True,), CapacityType.ANY: (False, True)}[capacity]
+    found = ((spot, prices.price(name, spot=spot)) for spot in kinds)
+    return [(spot, price) for spot, price in found if price is not None]
