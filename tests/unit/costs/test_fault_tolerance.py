@@ -11,13 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.fault_tolerance import (
-    FaultToleranceAnalyzer,
-    Run,
-    Strategy,
-    node_hazard,
-)
+from cost_aware_operator.costs.fault_tolerance import FaultToleranceAnalyzer, node_hazard
 from cost_aware_operator.costs.goodput import expected_goodput, optimal_interval
+from cost_aware_operator.costs.survival import Run, Strategy, StrategyCost
 
 ANALYZER = FaultToleranceAnalyzer()
 RUN = Run(
@@ -82,10 +78,13 @@ def test_goodput_is_what_a_simulation_finds() -> None:
 
 
 def test_a_checkpoint_pays_on_demand_and_nothing_pays_for_a_short_run() -> None:
-    choice = ANALYZER.choose(RUN, 0.99)
+    choice = ANALYZER.choose(replace(RUN, free_host_gb=100.0), 0.99)
     assert choice.best is not None
     assert choice.best.strategy is Strategy.CHECKPOINT
     assert choice.best.goodput > 0.98
+    roomy = ANALYZER.choose(RUN, 0.99)
+    assert roomy.best is not None
+    assert roomy.best.detail == "3 copies in memory, backed by storage", "free memory is used before hours are lost"
     short = ANALYZER.choose(replace(RUN, hours=0.5, nodes=8), 0.99)
     assert short.best is not None
     assert short.best.strategy is Strategy.NONE
@@ -104,6 +103,76 @@ def test_on_spot_copies_in_memory_are_dearer_to_lose_and_storage_slower() -> Non
     )
     assert two.memory_gb_per_node < three.memory_gb_per_node
     assert two.reliability <= three.reliability
+
+
+def backed(run: Run) -> StrategyCost:
+    return ANALYZER.replication(run, backed=True)
+
+
+def test_a_checkpoint_behind_copies_keeps_the_run_when_all_copies_are_lost() -> None:
+    bare, safe = ANALYZER.replication(SPOT), backed(SPOT)
+    assert bare.usd is None, "8 losses an hour, and 1 % of them take all copies"
+    assert safe.usd is not None
+    assert safe.reliability > 0.999 > bare.reliability
+    stored = ANALYZER.checkpoint(SPOT)
+    assert stored.usd is not None
+    assert safe.usd < stored.usd, "most losses are made good from memory"
+    assert safe.goodput > stored.goodput
+
+
+def test_what_backs_copies_is_rare_and_costs_its_snapshot_and_its_storage() -> None:
+    bare, safe = ANALYZER.replication(RUN), backed(RUN)
+    assert safe.memory_gb_per_node == bare.memory_gb_per_node + RUN.node_state_gb
+    assert safe.durable_interval_seconds is not None
+    assert bare.durable_interval_seconds is None
+    assert safe.durable_interval_seconds > 5 * safe.interval_seconds
+    never_both = replace(RUN, correlated_share=0.0, node_failures_per_hour=1e-9)
+    bare, safe = ANALYZER.replication(never_both), backed(never_both)
+    assert bare.usd is not None
+    assert safe.usd is not None
+    assert safe.usd - bare.usd == pytest.approx(2 * 1120e9 / 2**30 * 0.08 * 240 / 730, rel=0.01)
+
+
+def test_backing_is_offered_and_needs_its_memory() -> None:
+    details = [o.detail for o in ANALYZER.choose(RUN, 0.9).options]
+    assert "2 copies in memory, backed by storage" in details
+    tight = replace(RUN, free_host_gb=300.0)
+    assert ANALYZER.replication(tight).usd is not None
+    assert backed(tight).reason == "free_host_gb: needs 350 a node, but 300 are free: write 350 or more"
+
+
+def test_two_levels_of_saving_are_what_a_simulation_finds() -> None:
+    """Failures go back to the last copy in memory; more than one in five goes back to the last durable save."""
+    run = replace(RUN, nodes=2, node_failures_per_hour=1.5, correlated_share=0.2, hours=100.0, restart_seconds=60.0)
+    how = backed(run)
+    assert how.durable_interval_seconds is not None
+    chance, mtbf = random.Random(3), 3600 / run.failures_per_hour
+    lost_all = run.correlated_share + 1.5 * how.recovery_seconds / 3600
+    moved = run.state_gb / run.storage_gbytes_per_s
+    clock = done = copied = stored = written = 0.0
+    durable_from = 0.0
+    fails = chance.expovariate(1 / mtbf)
+    while done < 100 * run.hours * 3600:
+        copy, save = copied + how.interval_seconds - done, stored + how.durable_interval_seconds - done
+        ahead = min(copy, save)
+        if clock + ahead < fails:
+            clock, done = clock + ahead, done + ahead
+            if copy <= save:
+                clock, copied = clock + how.stall_seconds, done
+            else:
+                if clock >= durable_from:
+                    written = stored
+                clock, stored = clock + run.node_state_gb / run.copy_gbytes_per_s, done
+                durable_from = clock + moved
+            continue
+        clock = max(clock, fails)
+        if chance.random() < lost_all:
+            done = copied = stored = stored if clock >= durable_from else written
+            clock += run.restart_seconds + moved
+        else:
+            done, clock = copied, clock + how.recovery_seconds
+        fails = clock + chance.expovariate(1 / mtbf)
+    assert how.goodput == pytest.approx(done / clock, rel=0.04)
 
 
 def test_existing_replicas_cost_nothing_and_lose_no_interval() -> None:
@@ -149,7 +218,7 @@ def test_the_answer_s_reliability_is_its_own() -> None:
 )
 def test_dollars_never_fall_when_something_gets_worse(name: str, factor: float) -> None:
     worse = replace(RUN, **{name: getattr(RUN, name) * factor})
-    for call in (ANALYZER.none, ANALYZER.checkpoint, ANALYZER.replication, ANALYZER.erasure_coding):
+    for call in (ANALYZER.none, ANALYZER.checkpoint, ANALYZER.replication, backed, ANALYZER.erasure_coding):
         before, after = call(RUN).usd, call(worse).usd
         assert before is not None
         assert after is None or after >= before * (1 - 1e-3)
@@ -157,7 +226,7 @@ def test_dollars_never_fall_when_something_gets_worse(name: str, factor: float) 
 
 @given(st.sampled_from(["storage_gbytes_per_s", "network_gbytes_per_s", "copy_gbytes_per_s"]), st.floats(1, 100))
 def test_dollars_never_rise_with_bandwidth(name: str, factor: float) -> None:
-    for call in (ANALYZER.checkpoint, ANALYZER.replication, ANALYZER.erasure_coding):
+    for call in (ANALYZER.checkpoint, ANALYZER.replication, backed, ANALYZER.erasure_coding):
         slow, fast = call(RUN).usd, call(replace(RUN, **{name: getattr(RUN, name) * factor})).usd
         assert slow is not None
         assert fast is not None

@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 import yaml
 from pydantic import ValidationError
 
+from cost_aware_operator.costs.price_files import parse_prices
 from cost_aware_operator.costs.prices import PriceBook, PriceError, shipped
 from cost_aware_operator.workload.defaults import PodDefaults
 
@@ -45,9 +46,13 @@ class WatchedFile(Generic[T]):
 
 
 def price_file(path: Path | None) -> WatchedFile[PriceBook]:
-    """The shipped price book under a ConfigMap's rows."""
+    """The shipped price book under a ConfigMap's rows, in any form that `parse_prices` reads."""
     book = shipped()
-    return WatchedFile(path, book.overridden)
+
+    def parse(text: str) -> PriceBook:
+        return parse_prices(text, path.name if path else "prices", "undated", book) if text.strip() else book
+
+    return WatchedFile(path, parse)
 
 
 def defaults_file(path: Path | None) -> WatchedFile[PodDefaults]:

@@ -7,17 +7,10 @@ Failures of nodes are taken as independent and exponential in time. Spot reclaim
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from enum import StrEnum
+from dataclasses import dataclass, replace
 
-from cost_aware_operator.costs.checks import AnalysisError, count, not_negative, positive, share
-from cost_aware_operator.costs.goodput import (
-    LONGEST_EXPONENT,
-    expected_goodput,
-    goodput_of_waits,
-    optimal_interval,
-    repeated_hours,
-)
+from cost_aware_operator.costs.checks import count, not_negative, share
+from cost_aware_operator.costs.survival import Backing, Mechanism, Run, Strategy, StrategyCost, cost
 
 ON_DEMAND_PER_GPU_HOUR = 419 / (16_384 * 54 * 24)
 """2.0e-5: 419 unexpected interruptions of 16,384 H100 in 54 days (Llama 3, Grattafiori et al. 2024, section 3.3.4)."""
@@ -25,16 +18,6 @@ SPOT_PER_NODE_HOUR = 0.5
 """Middle of 0.31 to 0.74 losses an instance-hour in traces of p3.2xlarge, April 2023 (skypilot-org/spot-traces)."""
 STORAGE_LOSS_PER_HOUR = 0.002 / 8760
 """Upper end of the yearly failure rate that AWS states for general-purpose block volumes, 0.1 to 0.2 %."""
-HOURS_A_MONTH = 730.0
-
-
-class Strategy(StrEnum):
-    """Where a run's state survives the loss of a node."""
-
-    NONE = "none"
-    CHECKPOINT = "checkpoint"
-    REPLICATION = "replication"
-    ERASURE_CODING = "erasure-coding"
 
 
 def node_hazard(gpus_per_node: int, *, spot: bool) -> float:
@@ -48,127 +31,12 @@ def node_hazard(gpus_per_node: int, *, spot: bool) -> float:
 
 
 @dataclass(frozen=True)
-class Run:
-    """What is to be protected.
-
-    Attributes:
-        nodes, hours: size, and productive hours without any failure.
-        node_hourly_usd: price of a node.
-        node_failures_per_hour: see `node_hazard`.
-        state_gb: weights and optimizer states of the run, 1e9 bytes.
-        restart_seconds: from a failure to ranks that could load: detection, a new node, images, rendezvous.
-        storage_gbytes_per_s: of durable storage, for the whole job.
-        storage_usd_per_gib_month: of the same.
-        network_gbytes_per_s: one direction of a node's network.
-        copy_gbytes_per_s: from accelerators to host memory, per node; bounds the blocking stall of an asynchronous save.
-        free_host_gb: host memory of a node for copies.
-        kept: checkpoints kept on storage.
-        data_replicas: unsharded data-parallel replicas of the state that exist anyway; 1 where the state is sharded.
-        usd_per_gb_between_nodes: 0 inside a zone; `prices.USD_PER_GB_BETWEEN_ZONES` where copies cross zones.
-        correlated_share: share of failures that hit all copies in memory. The default is an assumption without a source.
-    """
-
-    nodes: int
-    hours: float
-    node_hourly_usd: float
-    node_failures_per_hour: float
-    state_gb: float
-    restart_seconds: float
-    storage_gbytes_per_s: float
-    storage_usd_per_gib_month: float
-    network_gbytes_per_s: float
-    copy_gbytes_per_s: float
-    free_host_gb: float
-    kept: int = 2
-    data_replicas: int = 1
-    usd_per_gb_between_nodes: float = 0.0
-    correlated_share: float = 0.01
-
-    def __post_init__(self) -> None:
-        for name, largest in (("nodes", 10**6), ("kept", 10**4), ("data_replicas", 10**6)):
-            count(name, getattr(self, name), 1, largest)
-        for name, most in (
-            ("hours", 1e6),
-            ("node_hourly_usd", 1e5),
-            ("state_gb", 1e9),
-            ("storage_gbytes_per_s", 1e6),
-            ("network_gbytes_per_s", 1e6),
-            ("copy_gbytes_per_s", 1e6),
-        ):
-            positive(name, getattr(self, name), most)
-        for name, most in (
-            ("node_failures_per_hour", 1e6),
-            ("restart_seconds", 1e9),
-            ("free_host_gb", 1e9),
-            ("storage_usd_per_gib_month", 1e5),
-            ("usd_per_gb_between_nodes", 1e5),
-        ):
-            not_negative(name, getattr(self, name), most)
-        share("correlated_share", self.correlated_share)
-        if self.data_replicas > self.nodes:
-            raise AnalysisError(
-                f"data_replicas: {self.data_replicas} replicas on {self.nodes} nodes: write {self.nodes} or less"
-            )
-
-    @property
-    def failures_per_hour(self) -> float:
-        """Of the job: any node's failure stops it."""
-        return self.nodes * self.node_failures_per_hour
-
-    @property
-    def node_state_gb(self) -> float:
-        """A node's part of the state, which it saves."""
-        return self.state_gb / self.nodes
-
-
-@dataclass(frozen=True)
-class StrategyCost:
-    """One strategy. `usd` is None where it cannot be done; `reason` then says why, with the nearest figure that would do.
-
-    `reliability` is the probability that the run never begins again. Seconds are per save (`stall`, `write`) and per failure
-    (`recovery`). `goodput` is productive hours over expected hours.
-    """
-
-    strategy: Strategy
-    detail: str
-    reliability: float
-    interval_seconds: float
-    stall_seconds: float
-    write_seconds: float
-    recovery_seconds: float
-    memory_gb_per_node: float
-    network_gb: float
-    expected_failures: float
-    goodput: float
-    hours: float | None
-    usd: float | None
-    recovery_usd: float | None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
 class Choice:
     """The cheapest strategy that is reliable enough, or none and why. `options` holds all, in the order they were given."""
 
     best: StrategyCost | None
     reason: str
     options: tuple[StrategyCost, ...]
-
-
-@dataclass(frozen=True)
-class _Mechanism:
-    """How a strategy works, before its time is counted. `loss_per_hour`: at which rate the whole state is lost."""
-
-    strategy: Strategy
-    detail: str
-    stall: float
-    write: float
-    recovery: float
-    memory_gb: float
-    sent_gb: float
-    stored_gb: float
-    loss_per_hour: float
-    reason: str = ""
 
 
 class FaultToleranceAnalyzer:
@@ -186,7 +54,7 @@ class FaultToleranceAnalyzer:
     def none(self, run: Run) -> StrategyCost:
         """Every failure begins the run again: E[T] = (e^(L T) - 1)/L e^(L R)."""
         lost = run.failures_per_hour
-        return _cost(run, _Mechanism(Strategy.NONE, "begin again", 0, 0, run.restart_seconds, 0, 0, 0, lost))
+        return cost(run, Mechanism(Strategy.NONE, "begin again", 0, 0, run.restart_seconds, 0, 0, 0, lost))
 
     def checkpoint(self, run: Run) -> StrategyCost:
         """To durable storage, asynchronously: a stall for the copy to host memory, then the write behind training."""
@@ -194,9 +62,9 @@ class FaultToleranceAnalyzer:
         moved = run.state_gb / run.storage_gbytes_per_s
         detail = f"to storage, {run.kept} kept"
         memory = run.node_state_gb
-        return _cost(
+        return cost(
             run,
-            _Mechanism(
+            Mechanism(
                 Strategy.CHECKPOINT,
                 detail,
                 stall=copied,
@@ -210,11 +78,14 @@ class FaultToleranceAnalyzer:
             ),
         )
 
-    def replication(self, run: Run, copies: int = 2) -> StrategyCost:
+    def replication(self, run: Run, copies: int = 2, *, backed: bool = False) -> StrategyCost:
         """`copies` of each node's state in the memory of as many nodes, as in GEMINI (Wang et al. 2023).
 
         Existing data-parallel replicas count as copies and are free: nothing is copied, and a failure costs no saved interval.
         Otherwise a node holds its own copy and those of others twice, as an old one stays until the new one is whole.
+
+        `backed`: rare checkpoints go to durable storage besides, as GEMINI's do, so that the loss of all copies goes back to one
+        of these instead of to the beginning. They are taken from a snapshot of their own, as copies move on while it is written.
 
         Raises:
             AnalysisError: fewer than 2 copies, or more than nodes.
@@ -229,21 +100,19 @@ class FaultToleranceAnalyzer:
         reason = _memory(run, memory)
         if copies > run.nodes:
             reason = f"copies: {copies} copies need {copies} nodes, the run has {run.nodes}"
-        return _cost(
-            run,
-            _Mechanism(
-                Strategy.REPLICATION,
-                f"{holders} data-parallel replicas" if free else f"{copies} copies in memory",
-                stall=0.0 if free else size / run.copy_gbytes_per_s,
-                write=0.0 if free else (copies - 1) * size / run.network_gbytes_per_s,
-                recovery=fetch,
-                memory_gb=memory,
-                sent_gb=0.0 if free else (copies - 1) * run.state_gb,
-                stored_gb=0.0,
-                loss_per_hour=_loss(run, holders, holders - 1, fetch),
-                reason=reason,
-            ),
+        how = Mechanism(
+            Strategy.REPLICATION,
+            f"{holders} data-parallel replicas" if free else f"{copies} copies in memory",
+            stall=0.0 if free else size / run.copy_gbytes_per_s,
+            write=0.0 if free else (copies - 1) * size / run.network_gbytes_per_s,
+            recovery=fetch,
+            memory_gb=memory,
+            sent_gb=0.0 if free else (copies - 1) * run.state_gb,
+            stored_gb=0.0,
+            loss_per_hour=_loss(run, holders, holders - 1, fetch),
+            reason=reason,
         )
+        return cost(run, _backed(run, how) if backed else how)
 
     def erasure_coding(self, run: Run, data: int = 4, parity: int = 2) -> StrategyCost:
         """Groups of `data` + `parity` nodes; any `data` of their shards rebuild the rest, as in ECCheck (2025).
@@ -263,9 +132,9 @@ class FaultToleranceAnalyzer:
             reason = (
                 f"data + parity: {group} nodes to a group, the run has {run.nodes}: write {run.nodes} together or less"
             )
-        return _cost(
+        return cost(
             run,
-            _Mechanism(
+            Mechanism(
                 Strategy.ERASURE_CODING,
                 f"{data} + {parity} in memory",
                 stall=size / run.copy_gbytes_per_s,
@@ -287,7 +156,12 @@ class FaultToleranceAnalyzer:
         """
         share("reliability", reliability)
         options = [self.none(run), self.checkpoint(run)]
-        options += [self.replication(run, copies) for copies in (2, 3) if copies <= run.nodes]
+        options += [
+            self.replication(run, copies, backed=backed)
+            for backed in (False, True)
+            for copies in (2, 3)
+            if copies <= run.nodes
+        ]
         options += [self.erasure_coding(run, k, m) for k, m in ((2, 1), (4, 2), (8, 2)) if k + m <= run.nodes]
         possible = [(option.usd, option) for option in options if option.usd is not None]
         if not possible:
@@ -316,6 +190,32 @@ def _memory(run: Run, needed_gb: float) -> str:
     return f"free_host_gb: needs {needed_gb:.4g} a node, but {run.free_host_gb:.4g} are free: write {needed_gb:.4g} or more"
 
 
+def _backed(run: Run, how: Mechanism) -> Mechanism:
+    """A way that keeps copies in memory, with checkpoints on durable storage for when all copies are lost.
+
+    Those are as frequent as losses of all copies make it pay. Only storage lost between such a loss and the save before it
+    begins the run again.
+    """
+    moved = run.state_gb / run.storage_gbytes_per_s
+    backing = Backing(
+        stall=run.node_state_gb / run.copy_gbytes_per_s,
+        write=moved,
+        recovery=run.restart_seconds + moved,
+        losses_per_hour=how.loss_per_hour,
+    )
+    exposed = min(1.0, STORAGE_LOSS_PER_HOUR * (backing.interval(run.hours) + backing.recovery) / 3600)
+    memory = how.memory_gb + run.node_state_gb
+    return replace(
+        how,
+        detail=f"{how.detail}, backed by storage",
+        memory_gb=memory,
+        stored_gb=run.kept * run.state_gb,
+        loss_per_hour=how.loss_per_hour * exposed,
+        reason=how.reason or _memory(run, memory),
+        backing=backing,
+    )
+
+
 def _loss(run: Run, group: int, survives: int, rebuild_seconds: float) -> float:
     """Losses of a whole state an hour, of any group of `group` nodes that survives `survives` losses at once.
 
@@ -327,55 +227,3 @@ def _loss(run: Run, group: int, survives: int, rebuild_seconds: float) -> float:
     for i in range(1, survives + 1):
         chance *= min(1.0, (group - i) * hazard * window)
     return run.failures_per_hour * min(1.0, chance + run.correlated_share)
-
-
-def _cost(run: Run, how: _Mechanism) -> StrategyCost:
-    rate = run.failures_per_hour
-    mtbf = 3600 / rate if rate > 0 else math.inf
-    whole = run.hours * 3600
-    again = how.loss_per_hour
-    if how.strategy is Strategy.NONE or (how.stall == 0 and how.write == 0):
-        interval, goodput = (
-            (whole, 1.0) if how.strategy is Strategy.NONE else (0.0, goodput_of_waits(how.recovery, mtbf))
-        )
-        saves = 0.0
-    else:
-        interval = min(whole, optimal_interval(how.stall, mtbf, how.write))
-        # what fails while a save is being written goes back to the save before it
-        behind = max(0.0, how.write - how.stall)
-        goodput = expected_goodput(interval, how.stall, how.recovery + behind, mtbf)
-        saves = whole / interval
-    once = run.hours / goodput if goodput > 0 else math.inf
-    if how.strategy is Strategy.NONE:
-        waits = again * how.recovery / 3600
-        hours = repeated_hours(again, once) * math.exp(waits) if waits <= LONGEST_EXPONENT else math.inf
-        reliability = math.exp(-again * run.hours)
-    else:
-        hours = repeated_hours(again, once)
-        reliability = math.exp(-again * once) if math.isfinite(once) else 0.0
-    never = "" if math.isfinite(hours) else "the run would never end: failures come faster than progress"
-    reason = how.reason or never
-    usd = recovery = None
-    failures = rate * hours if math.isfinite(hours) else 0.0
-    sent = how.sent_gb * saves * (hours / run.hours if math.isfinite(hours) else 0.0)
-    if not reason:
-        stored = how.stored_gb * 1e9 / 2**30 * run.storage_usd_per_gib_month * hours / HOURS_A_MONTH
-        usd = run.nodes * run.node_hourly_usd * hours + stored + sent * run.usd_per_gb_between_nodes
-        recovery = failures * how.recovery / 3600 * run.nodes * run.node_hourly_usd
-    return StrategyCost(
-        how.strategy,
-        how.detail,
-        reliability,
-        interval,
-        how.stall,
-        how.write,
-        how.recovery,
-        how.memory_gb,
-        sent,
-        failures,
-        run.hours / hours if math.isfinite(hours) else 0.0,
-        hours if math.isfinite(hours) else None,
-        usd,
-        recovery,
-        reason,
-    )

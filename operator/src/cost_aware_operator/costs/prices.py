@@ -15,6 +15,9 @@ USD_PER_GB_BETWEEN_ZONES = 0.02
 """Both directions of traffic between zones of one region: $0.01 out and $0.01 in (AWS EC2 on-demand page, data transfer
 within a region; Google Cloud charges $0.01 once), so a byte that crosses costs its sender and its receiver together this."""
 
+MOST_HOURLY_USD = 1e5
+"""Of one node; what is dearer is a typing error."""
+
 
 class PriceError(ValueError):
     """A price row that cannot be used. The text names the row, the field and what to write instead."""
@@ -96,7 +99,7 @@ class PriceBook:
         """
         try:
             rows = json.loads(text or "[]")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise PriceError(f"prices.json is not JSON: {error}") from None
         if not isinstance(rows, list):
             raise PriceError("prices.json: expected a list of rows")
@@ -113,13 +116,21 @@ def _override(index: int, row: Any) -> Override:
     instance_type, hourly = row.get("instanceType"), row.get("hourlyUSD")
     if not isinstance(instance_type, str) or not instance_type:
         raise PriceError(f"{where}: instanceType is missing")
-    if isinstance(hourly, bool) or not isinstance(hourly, int | float) or not math.isfinite(hourly) or hourly <= 0:
-        raise PriceError(f"{where} ({instance_type}): hourlyUSD must be a positive number of dollars, got {hourly!r}")
+    # compared and not converted: a whole number may be larger than any float
+    if isinstance(hourly, bool) or not isinstance(hourly, int | float) or not 0 < hourly <= MOST_HOURLY_USD:
+        said = "too large a number" if isinstance(hourly, int) and hourly > MOST_HOURLY_USD else repr(hourly)
+        raise PriceError(
+            f"{where} ({instance_type}): hourlyUSD must be a positive number of dollars, "
+            f"at most {MOST_HOURLY_USD:,.0f}, got {said}"
+        )
     capacity = row.get("capacityType")
     if capacity not in (None, "OnDemand", "Spot"):
         raise PriceError(f"{where} ({instance_type}): capacityType must be OnDemand or Spot, got {capacity!r}")
+    zone = row.get("zone")
+    if zone is not None and not (isinstance(zone, str) and zone):
+        raise PriceError(f"{where} ({instance_type}): zone must be a name, got {zone!r}: leave it out for any zone")
     price = Price(float(hourly), str(row.get("source") or "price ConfigMap"), str(row.get("asOf") or "undated"))
-    return Override(instance_type, price, capacity, row.get("zone"))
+    return Override(instance_type, price, capacity, zone)
 
 
 def shipped() -> PriceBook:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cost_aware_operator.costs.checks import AnalysisError, count, not_negative, positive, share
+from cost_aware_operator.costs.fees import between_zones, fee
 from cost_aware_operator.costs.layout import Layout
 from cost_aware_operator.costs.predict import Prediction
-from cost_aware_operator.costs.prices import USD_PER_GB_BETWEEN_ZONES
+from cost_aware_operator.costs.prices import USD_PER_GB_BETWEEN_ZONES, PriceError
 
 HOURS_A_MONTH = 730.0
 
@@ -61,6 +62,23 @@ class Terms:
         not_negative("zone_gb_per_step", self.zone_gb_per_step, 1e9)
         not_negative("usd_per_gb", self.usd_per_gb, 1e6)
         not_negative("management_hourly_usd", self.management_hourly_usd, 1e6)
+
+
+def at_list_prices(terms: Terms, provider: str, storage: str) -> Terms:
+    """The terms with a provider's dated list prices: transfer between zones, a kind of storage, the control plane.
+
+    Raises:
+        PriceError: fees.csv has no such row, or `storage` is not priced by the GiB and month.
+    """
+    kept = fee(provider, storage)
+    if kept.unit != "GiB-month":
+        raise PriceError(f"fees.csv, {provider}, {storage}: is priced by the {kept.unit}: write a kind of storage")
+    return replace(
+        terms,
+        storage_usd_per_gib_month=kept.usd,
+        usd_per_gb=between_zones(provider),
+        management_hourly_usd=fee(provider, "control-plane").usd,
+    )
 
 
 @dataclass(frozen=True)
