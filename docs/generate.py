@@ -37,15 +37,15 @@ the description says which.
 
 # condition, status, reason, meaning
 CONDITIONS = (
-    ("Planned", "True", "Feasible", "There is a plan; the message says why this one. Running pods keep it whatever prices or versions say later."),
+    ("Planned", "True", "Feasible", "There is a plan; the message says why this one. Running pods keep it, whatever comes later."),
     ("Planned", "False", "UnknownInstanceType", "A name in `nodes.instanceTypes` is not in the price book."),
     ("Planned", "False", "InvalidResources", "A quantity in `template.resources` cannot be read or is negative."),
     ("Planned", "False", "DegreesMismatch", "`parallelism.data` fits no node count between `nodes.min` and `nodes.max`."),
     ("Planned", "False", "BatchNotDivisible", "No node count in the range divides `batch.global`."),
     ("Planned", "False", "MemoryExceeded", "The model does not fit on a rank, whatever the node count."),
-    ("Planned", "False", "NoPlan", "No combination of degrees within the bounds fills whole nodes; the message says what would."),
-    ("Planned", "False", "DeadlineImpossible", "Every plan is predicted to take longer than `deadlineSeconds`; the message names the fastest."),
-    ("Planned", "False", "HourlyBudgetTooSmall", "Every plan costs more an hour than `budget.maxHourlyUSD`; the message names the cheapest."),
+    ("Planned", "False", "NoPlan", "No degrees within the bounds fill whole nodes; the message says what would."),
+    ("Planned", "False", "DeadlineImpossible", "Every plan would take longer than `deadlineSeconds`; the message names the fastest."),
+    ("Planned", "False", "HourlyBudgetTooSmall", "Every plan costs more than `budget.maxHourlyUSD`; the message says what does not."),
     ("Planned", "False", "InvalidModel", "A part of `model` does not divide what it must."),
     ("Planned", "False", "VolumeMissing", "A PersistentVolumeClaim is missing. It is looked for again every 15 s."),
     ("Planned", "False", "NameTaken", "A Job, Service or ConfigMap of a child's name belongs to something else. It is left alone."),

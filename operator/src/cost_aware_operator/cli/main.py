@@ -1,4 +1,4 @@
-"""The command line: `catj watch NAME`, `catj status NAME`, `catj predict FILE.json`."""
+"""The command line: `catj watch|status NAME` of jobs on a cluster; `catj plan|explain JOB.yaml`, `catj predict FILE.json` without."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from rich.live import Live
 from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, connect, default_namespace
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.api.status import JobState, JobStatus
+from cost_aware_operator.cli.explain import explain
+from cost_aware_operator.cli.plan import add_arguments, plan
 from cost_aware_operator.cli.predict import predict
 from cost_aware_operator.cli.views import live, one_line, summary
 
@@ -36,6 +38,14 @@ def parser() -> argparse.ArgumentParser:
     foresee.add_argument(
         "file", metavar="FILE.json", help="a list of objects {model, hardware, layout}; - reads standard input"
     )
+    planned = verbs.add_parser("plan", help="what a manifest should run on, in which degrees, and what it will cost")
+    add_arguments(planned)
+    planned.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+    planned.add_argument("--top", type=int, default=10, metavar="N", help="how many plans of different degrees (10)")
+    planned.add_argument("--pareto", metavar="OUT.png", help="draw dollars against time of every feasible plan")
+    explained = verbs.add_parser("explain", help="the arithmetic of one plan, line by line, with formulas and sources")
+    add_arguments(explained)
+    explained.add_argument("--rank", type=int, default=1, metavar="N", help="which plan of `catj plan` (1, the best)")
     return result
 
 
@@ -104,6 +114,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     arguments = parser().parse_args(argv)
     if arguments.verb == "predict":
         sys.exit(predict(arguments.file))
+    if arguments.verb == "plan":
+        sys.exit(plan(arguments.file, arguments.output, arguments.top, arguments.pareto, arguments.prices))
+    if arguments.verb == "explain":
+        sys.exit(explain(arguments.file, arguments.rank, arguments.prices))
     try:
         sys.exit(asyncio.run(_run(arguments)))
     except KeyboardInterrupt:

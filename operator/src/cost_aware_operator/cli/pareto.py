@@ -8,7 +8,7 @@ import numpy as np
 from cost_aware_operator.costs.three_d import Ranking
 
 mpl.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  the backend comes first
+from matplotlib import pyplot as plt
 
 MOST_POINTS = 20_000
 """More would not be seen: they lie on one another."""
@@ -33,7 +33,8 @@ def draw(ranking: Ranking, file: str) -> None:
     for row in front[::step]:
         layout = ranking.layout(row)
         text = f"{int(columns.nodes[row])} nodes, {layout.data}x{layout.tensor}x{layout.pipeline}"
-        axes.annotate(text, (columns.hours[row], columns.usd[row]), textcoords="offset points", xytext=(6, -10), fontsize=8)  # fmt: skip
+        at = (columns.hours[row], columns.usd[row])
+        axes.annotate(text, at, textcoords="offset points", xytext=(0, -7), fontsize=8, rotation=-35, va="top")
     axes.set(xscale="log", yscale="log", xlabel="hours of the whole run", ylabel="dollars of the whole run")
     axes.set_title(f"{len(columns):,} feasible plans, data x tensor x pipeline")
     axes.grid(visible=True, which="both", alpha=0.2)

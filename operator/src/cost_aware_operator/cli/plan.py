@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -40,7 +41,7 @@ def searched(file: str, prices: str | None) -> tuple[Space, Ranking]:
         ManifestError, PlanError, PriceError, AnalysisError: what is wrong, where, and what to write instead.
     """
     spec = read_spec(file)
-    book: PriceBook = shipped() if prices is None else load_prices(prices, shipped())
+    book: PriceBook = shipped() if prices is None else load_prices(Path(prices))
     space = space_of(spec, book)
     try:
         ranking = ThreeDParallelCostAnalyzer().search(space.work, space.offers, space.bounds, space.objective)
@@ -157,7 +158,8 @@ def _print_table(space: Space, ranking: Ranking, plans: list[report.RankedPlan],
     console.print("Do you need more than one node?", style="bold")
     console.print(f"  {answer}\n", highlight=False, markup=False)
     best = "fewest dollars" if space.objective.value == "Cost" else "least time"
-    table = Table(title=f"{len(ranking.columns):,} of {ranking.combinations:,} plans are feasible; {best} first", title_justify="left")  # fmt: skip
+    counts = f"{len(ranking.columns):,} of {ranking.combinations:,} plans are feasible; {best} first"
+    table = Table(title=counts, title_justify="left")
     for name in ("#", "nodes", "d x t x p", "micro", "sharding", "recompute", "schedule"):
         table.add_column(name, no_wrap=True)
     for name in ("step s", "GiB", "$/h", "hours", "dollars", "effic.", "bubble", "comm."):
@@ -184,9 +186,10 @@ def _print_table(space: Space, ranking: Ranking, plans: list[report.RankedPlan],
             one.why_not or "the best",
         )
     console.print(table)
-    shares = ", ".join(f"{name} ${getattr(plans[0].cost, f'{name}_usd'):,.2f} ({share:.0%})" for name, share in plans[0].cost.shares.items())  # fmt: skip
+    cost = plans[0].cost
+    blocks = (f"{name} ${getattr(cost, f'{name}_usd'):,.2f} ({share:.0%})" for name, share in cost.shares.items())
     for line in (
-        f"The best plan's dollars: {shares}",
+        f"The best plan's dollars: {', '.join(blocks)}",
         *(f"Ruled out: {line}" for line in report.ruled_out(ranking)),
         *(
             f"Price: {name} ${p.hourly_usd:,.4f} a node-hour ({p.source}, {p.as_of})"

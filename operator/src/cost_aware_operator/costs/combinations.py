@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_aware_operator.costs.checks import AnalysisError, count, not_negative, positive
+from cost_aware_operator.costs.checks import AnalysisError, count, not_negative, positive, share
 from cost_aware_operator.costs.fault_tolerance import node_hazard
 from cost_aware_operator.costs.hardware import Precision
 from cost_aware_operator.costs.layout import Recompute, Sharding
-from cost_aware_operator.costs.model_parallel import DecoderShape
+from cost_aware_operator.costs.model_parallel import GIB, DecoderShape
 from cost_aware_operator.costs.pipeline import Schedule
 from cost_aware_operator.costs.predict import Machine
 
 MICRO_BATCH_CAP = 64
 """No larger micro-batch is tried: beyond it products are as efficient as they get."""
+STATE_BYTES = 12.0
+"""A weight in a checkpoint: fp32 master, momentum, variance."""
+HOURS_A_MONTH = 730.0
 MOST_ROWS = 5_000_000
 """A search over more combinations would take gigabytes; the message says what to bound."""
 
@@ -29,16 +32,23 @@ Counts = NDArray[Any]
 
 @dataclass(frozen=True)
 class Offer:
-    """Nodes of one kind at one price, `hourly_usd` a node. `name` is what a person would call it."""
+    """Nodes of one kind at one price, `hourly_usd` a node. `name` is what a person would call it.
+
+    `management_hourly_usd` is the control plane's, whatever the nodes; `storage_usd_per_gib_month` what checkpoints lie on.
+    """
 
     name: str
     machine: Machine
     hourly_usd: float
     precision: Precision
     spot: bool = False
+    management_hourly_usd: float = 0.0
+    storage_usd_per_gib_month: float = 0.0
 
     def __post_init__(self) -> None:
         positive(f"offer {self.name}: hourly_usd", self.hourly_usd, 1e6)
+        not_negative(f"offer {self.name}: management_hourly_usd", self.management_hourly_usd, 1e6)
+        not_negative(f"offer {self.name}: storage_usd_per_gib_month", self.storage_usd_per_gib_month, 1e6)
 
     @property
     def failures_per_hour(self) -> float:
@@ -48,17 +58,27 @@ class Offer:
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be trained. `fixed_hourly_usd` is paid whatever the nodes (control plane, stored bytes)."""
+    """What is to be trained; `checkpoints` of it are kept."""
 
     shape: DecoderShape
     global_batch: int
     steps: int
-    fixed_hourly_usd: float = 0.0
+    checkpoints: int = 0
 
     def __post_init__(self) -> None:
         count("global_batch", self.global_batch)
         count("steps", self.steps)
-        not_negative("fixed_hourly_usd", self.fixed_hourly_usd, 1e6)
+        count("checkpoints", self.checkpoints, 0)
+
+    @property
+    def state_gib(self) -> float:
+        """One checkpoint: weights and both moments in fp32."""
+        return STATE_BYTES * self.shape.parameters / GIB
+
+    def fixed_hourly_usd(self, offer: Offer) -> float:
+        """What an hour costs whatever the nodes: the control plane, and the checkpoints that are kept."""
+        stored = self.checkpoints * self.state_gib * offer.storage_usd_per_gib_month / HOURS_A_MONTH
+        return offer.management_hourly_usd + stored
 
 
 @dataclass(frozen=True)
@@ -77,6 +97,8 @@ class Bounds:
     max_hourly_usd: float | None = None
     budget_usd: float | None = None
     deadline_seconds: float | None = None
+    memory_share: float = 1.0
+    """Of a rank's memory that a plan may be predicted to need."""
 
     def __post_init__(self) -> None:
         count("nodes_min", self.nodes_min)
@@ -84,6 +106,7 @@ class Bounds:
         for name in ("max_hourly_usd", "budget_usd", "deadline_seconds"):
             if getattr(self, name) is not None:
                 positive(name, getattr(self, name))
+        share("memory_share", self.memory_share)
         for name in ("shardings", "recomputes", "schedules"):
             if not getattr(self, name):
                 raise AnalysisError(f"{name}: is empty: write one or more")

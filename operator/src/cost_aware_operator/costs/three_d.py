@@ -22,15 +22,13 @@ from cost_aware_operator.costs.compute import Parameters
 from cost_aware_operator.costs.goodput import expected_goodput, optimal_interval
 from cost_aware_operator.costs.hardware import Generation
 from cost_aware_operator.costs.layout import Layout, Layouts
-from cost_aware_operator.costs.model_parallel import head_in_layers
+from cost_aware_operator.costs.model_parallel import GIB, head_in_layers
 from cost_aware_operator.costs.parameters import FITTED
 from cost_aware_operator.costs.predict import memory_of_ranks, step_seconds, usable_gib
 from cost_aware_operator.costs.stages import spread
 
 COPY_BYTES_PER_SECOND = 10e9
 """Of a node's state to host memory, which is what an asynchronous checkpoint blocks training for: PCIe 4 x16 at about half."""
-STATE_BYTES = 12.0
-"""A weight in a checkpoint: fp32 master, momentum, variance."""
 RECOVERY_SECONDS = 300.0
 """From a lost node to the first new step: noticing, a new node, images, loading. An assumption, to be replaced by measurement."""
 
@@ -207,7 +205,7 @@ class _OfferSearch:
     def _predict(self, kind: int, rows: dict[str, Counts]) -> None:
         offer, work = self.offer, self.work
         memory = memory_of_ranks(work.shape, offer.machine, _layouts(kind, rows, work, offer)).total
-        usable = usable_gib(offer.machine)
+        usable = self.bounds.memory_share * usable_gib(offer.machine)
         fits = memory <= usable
         if not fits.all():
             over = np.flatnonzero(~fits)
@@ -235,7 +233,7 @@ class _OfferSearch:
                 communication_seconds=talking + same,
                 goodput=goodput,
                 hours=hours,
-                usd=hours * (rows["nodes"] * offer.hourly_usd + work.fixed_hourly_usd),
+                usd=hours * (rows["nodes"] * offer.hourly_usd + work.fixed_hourly_usd(offer)),
             )
         )
 
@@ -266,7 +264,7 @@ def _layouts(kind: int, rows: Mapping[str, Counts], work: Work, offer: Offer) ->
 
 def checkpointing(work: Work, offer: Offer, nodes: int) -> tuple[float, float]:
     """What a checkpoint blocks, and the best interval between two, in seconds: see `goodput.optimal_interval`."""
-    stall = max(0.05, STATE_BYTES * work.shape.parameters / nodes / COPY_BYTES_PER_SECOND)
+    stall = max(0.05, work.state_gib * GIB / nodes / COPY_BYTES_PER_SECOND)
     return stall, optimal_interval(stall, 3600 / (nodes * offer.failures_per_hour))
 
 

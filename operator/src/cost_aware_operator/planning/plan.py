@@ -18,11 +18,10 @@ from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.combinations import Offer
 from cost_aware_operator.costs.hardware import HardwareError
 from cost_aware_operator.costs.layout import Recompute, Sharding
-from cost_aware_operator.costs.model_parallel import MemoryGib
 from cost_aware_operator.costs.pipeline import Schedule
-from cost_aware_operator.costs.predict import predict, usable_gib
+from cost_aware_operator.costs.predict import usable_gib
 from cost_aware_operator.costs.prices import PriceBook
-from cost_aware_operator.costs.three_d import Ranking, Shortfall, ThreeDParallelCostAnalyzer
+from cost_aware_operator.costs.three_d import Ranking, ThreeDParallelCostAnalyzer
 from cost_aware_operator.planning import report
 from cost_aware_operator.planning.space import (
     FREE_CPU_MEMORY_GIB,
@@ -133,7 +132,7 @@ def make_plan(given: PlanInput) -> Plan | Refusal:
         return Refusal("NoPlan", f"spec.{error}")
     if not len(ranking.columns):
         reason, message = report.nothing_fits(ranking)
-        return Refusal(reason, message or _memory_message(given, space, ranking.shortfalls[0]))
+        return Refusal(reason, message or report.no_memory(space, ranking))
     return _best(given, space, ranking)
 
 
@@ -361,25 +360,4 @@ def _check_batch(given: PlanInput) -> Refusal | None:
         f"spec.batch.global: {spec.batch.global_} is not divisible by data x batch.micro for any node count from "
         f"{spec.nodes.min} to {spec.nodes.max} ({ranks} ranks a node, micro-batch {micro}): "
         f"write {nearest}, or change spec.nodes or spec.batch.micro",
-    )
-
-
-def _memory_message(given: PlanInput, space: Space, lack: Shortfall) -> str:
-    layout, shape = lack.nearest_layout, space.work.shape
-    if layout is None:
-        raise AssertionError("memory's shortfall names its layout")
-    offer = min(space.offers, key=lambda o: abs(usable_gib(o.machine) - lack.limit))
-    need = predict(shape, offer.machine, layout).memory
-    parts = ", ".join(f"{name} {getattr(need, name):.2f}" for name in MemoryGib.__dataclass_fields__)
-    if offer.machine.accelerator.name != "CPU":
-        limited_by, raised = f"a GPU of {offer.name}", "choose larger GPUs or more nodes"
-    else:
-        ranks = ranks_per_node_of(given.spec, given.default_resources)
-        limits = resources_of(given.spec, given.default_resources).get("limits", {})
-        limited_by = f"spec.template.resources.limits.memory ({limits.get('memory')} for {ranks} ranks)"
-        raised = f"raise the limit to {int(lack.nearest * ranks * 1024) + 1}Mi, choose more nodes"
-    return (
-        f"spec.model: {shape.parameters / 1e6:,.1f} M parameters need at least {lack.nearest:.2f} GiB a rank ({parts}; data "
-        f"{layout.data}, tensor {layout.tensor}, pipeline {layout.pipeline}, micro-batch {layout.micro_batch}), but "
-        f"{limited_by} gives {lack.limit:.2f}: {raised}, or write a smaller model, sequenceLength or batch.micro"
     )

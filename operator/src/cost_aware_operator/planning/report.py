@@ -6,9 +6,10 @@ from dataclasses import dataclass, replace
 
 from cost_aware_operator.api.spec import Objective
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.layout import Layout, pipeline_schedule
+from cost_aware_operator.costs.layout import Layout, Practice, pipeline_schedule
+from cost_aware_operator.costs.model_parallel import MemoryGib, ModelParallelCostAnalyzer
 from cost_aware_operator.costs.pipeline import Schedule
-from cost_aware_operator.costs.predict import Prediction, predict
+from cost_aware_operator.costs.predict import Prediction, predict, usable_gib
 from cost_aware_operator.costs.structure import CostStructure, Terms, structure
 from cost_aware_operator.costs.three_d import Need, Ranking, Shortfall, ThreeDParallelCostAnalyzer, checkpointing
 from cost_aware_operator.planning.space import Space
@@ -82,7 +83,9 @@ def _full(ranking: Ranking, row: int, rank: int) -> RankedPlan:
         checkpoint_interval_seconds=interval,
         # structure() books checkpoints itself
         goodput=min(1.0, goodput * (1 + stall / interval)),
-        management_hourly_usd=work.fixed_hourly_usd,
+        stored_gib=work.checkpoints * work.state_gib,
+        storage_usd_per_gib_month=offer.storage_usd_per_gib_month,
+        management_hourly_usd=offer.management_hourly_usd,
     )
     cost = structure(prediction, layout, offer.machine.gpus_per_node, work.steps, offer.hourly_usd, terms)
     return RankedPlan(
@@ -175,6 +178,29 @@ def nothing_fits(ranking: Ranking) -> tuple[str, str]:
             f"{field}: no plan is within {form.format(lack.limit * scale)}: write {smallest} or more ({left})",
         )
     return "MemoryExceeded", ""
+
+
+def no_memory(space: Space, ranking: Ranking) -> str:
+    """What to write where nothing fits in memory."""
+    lack = next(s for s in ranking.shortfalls if s.need is Need.MEMORY)
+    layout, shape = lack.nearest_layout, space.work.shape
+    if layout is None:
+        raise AssertionError("memory's shortfall names its layout")
+    offer = min(space.offers, key=lambda o: abs(usable_gib(o.machine) - lack.limit))
+    practice = Practice.of(layout, offer.machine.accelerator.generation, gated_mlp=shape.gated_mlp)
+    need = ModelParallelCostAnalyzer().memory_of_rank(shape, layout, practice)
+    parts = ", ".join(f"{name} {getattr(need, name):.2f}" for name in MemoryGib.__dataclass_fields__)
+    if offer.machine.accelerator.name == "CPU":
+        ranks = offer.machine.gpus_per_node
+        limited_by = "spec.template.resources.limits.memory"
+        raised = f"raise the limit to {int(lack.nearest * ranks * 1024) + 1}Mi, allow more nodes"
+    else:
+        limited_by, raised = f"a GPU of {offer.name}", "allow larger GPUs or more nodes"
+    return (
+        f"spec.model: {shape.parameters / 1e6:,.1f} M parameters need at least {lack.nearest:.2f} GiB a rank ({parts}; data "
+        f"{layout.data}, tensor {layout.tensor}, pipeline {layout.pipeline}, micro-batch {layout.micro_batch}), but "
+        f"{limited_by} gives {lack.limit:.2f}: {raised}, or write a smaller model, sequenceLength or batch.micro"
+    )
 
 
 def needs_more_than_one_node(space: Space, ranking: Ranking) -> str:
