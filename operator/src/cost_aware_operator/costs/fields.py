@@ -115,10 +115,11 @@ class Fields:
                 self.assume(name, default)
                 return default
             return next(iter(options))
-        if isinstance(value, str) and value in options.__members__.values():
-            return options(value)
-        similar = difflib.get_close_matches(short(value), list(options), n=1, cutoff=0.0)
-        self.fail(name, f"must be one of {', '.join(options)}, got {short(value)}", similar[0] if similar else default)
+        if not isinstance(value, str) or value not in options.__members__.values():
+            similar = difflib.get_close_matches(short(value), list(options), n=1, cutoff=0.0)
+            nearest = similar[0] if similar else default
+            self.fail(name, f"must be one of {', '.join(options)}, got {short(value)}", nearest)
+        return options(value)
 
 
 def known_only(values: Mapping[str, Any], prefix: str, known: tuple[str, ...]) -> None:
