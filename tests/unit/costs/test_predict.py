@@ -13,7 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cost_aware_operator.cli.main import main
-from cost_aware_operator.costs.request import HARDWARE, LAYOUT, MODEL, RequestError, answer
+from cost_aware_operator.costs.fields import LIMITS, MOST, RequestError
+from cost_aware_operator.costs.request import HARDWARE, LAYOUT, MODEL, answer
 
 ENTRY: dict[str, Any] = {
     "model": {
@@ -269,6 +270,66 @@ def test_anything_gets_a_finite_answer_or_an_error_that_names_it(changes: dict[s
         assert math.isfinite(value)
         assert value > 0
     json.dumps(found, allow_nan=False)
+
+
+EDGES = st.sampled_from([1, 2, 3, 7, 8, 64, 97, 1000, 2**16, *LIMITS.values(), MOST])
+RATES = st.sampled_from([1e-6, 1.0, 1e9])
+EXTREMES = st.fixed_dictionaries(
+    {
+        "model": st.fixed_dictionaries(
+            {"layers": EDGES, "hidden": EDGES},
+            optional=dict.fromkeys(MODEL[2:7], EDGES) | {"gated_mlp": st.booleans()},
+        ),
+        "hardware": st.fixed_dictionaries(
+            {
+                "gpu": st.sampled_from(["H100-SXM-80GB", "V100-SXM2-16GB", "CPU", "unheard of"]),
+                **dict.fromkeys(HARDWARE[2:], RATES),
+            },
+            optional={"gpus_per_node": EDGES},
+        ),
+        "layout": st.fixed_dictionaries(
+            {"global_batch": EDGES},
+            optional=dict.fromkeys(("data", "tensor", "pipeline", "context", "interleave", "micro_batch"), EDGES)
+            | {
+                "sharding": st.sampled_from(["ddp", "zero1", "zero2", "zero3"]),
+                "recompute": st.sampled_from(["none", "selective", "full"]),
+                "precision": st.sampled_from(["fp32", "fp16", "bf16", "fp8"]),
+            },
+        ),
+    }
+)
+
+
+@given(document=EXTREMES)
+def test_extreme_figures_give_finite_parts_that_are_not_negative(document: dict[str, dict[str, Any]]) -> None:
+    found = answered([document])
+    if found is not None:
+        assert 0 < found["step_seconds"] < math.inf
+        assert 0 < found["memory_gib"] < math.inf
+        for part in (found["breakdown"], found["memory_breakdown"]):
+            assert all(math.isfinite(x) and x >= 0 for x in part.values()), part
+
+
+HUGE = 10**5000
+DEEP: list[Any] = []
+for _ in range(10_000):
+    DEEP = [DEEP]
+JUNK: dict[str, Any] = {
+    "huge": HUGE, "negative": -HUGE, "list": [HUGE], "deep": DEEP, "long": "x" * 10**6, "object": {"a": HUGE},
+    "infinite": math.inf, "bytes": b"x",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("junk", list(JUNK))
+@pytest.mark.parametrize(
+    "name", ["model_layers", "hardware_gpu", "hardware_peak_tflops", "layout_sharding", "layout_data"]
+)
+def test_junk_of_any_size_is_refused_by_name_in_a_short_line(name: str, junk: str) -> None:
+    section, _, field = name.partition("_")
+    with pytest.raises(RequestError) as error:
+        answer([{**ENTRY, section: {**ENTRY[section], field: JUNK[junk]}}])
+    assert str(error.value).startswith(f"[0] {section}.{field}: ")
+    assert len(str(error.value)) < 400
 
 
 JSON = st.recursive(

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cost_aware_operator.costs.request import RequestError, answer
+from cost_aware_operator.costs.fields import RequestError
+from cost_aware_operator.costs.request import answer
 
 
 def predict(file: str) -> int:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from enum import StrEnum
-from typing import Any, NoReturn, TypeVar
+from typing import Any
 
 from cost_aware_operator.costs.compute import Parameters
+from cost_aware_operator.costs.fields import Fields, RequestError, kind, known_only
 from cost_aware_operator.costs.hardware import Accelerator, Generation, HardwareError, Precision, accelerator
 from cost_aware_operator.costs.layout import Layout, Practice, Recompute, Sharding
 from cost_aware_operator.costs.model_parallel import DecoderShape
@@ -25,16 +24,6 @@ LAYOUT = (
     "data", "tensor", "pipeline", "context", "sharding", "interleave", "recompute", "micro_batch", "global_batch", "precision",
 )  # fmt: skip
 GPT2_VOCABULARY = 50_304
-MOST = 10**9
-"""No count is larger; beyond it sums would leave the range in which floating point is exact enough."""
-
-LIMITS = {"layers": 10**5, "hidden": 10**7, "heads": 10**5, "kv_heads": 10**5}
-
-Choice = TypeVar("Choice", bound=StrEnum)
-
-
-class RequestError(ValueError):
-    """A question that cannot be answered. The text names the field, what was wrong and the nearest value that would do."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +43,7 @@ def answer(document: Any) -> list[dict[str, Any]]:
         RequestError: one line for each object that cannot be answered.
     """
     if not isinstance(document, list):
-        raise RequestError(f"expected a list of objects {{model, hardware, layout}}, got {_kind(document)}")
+        raise RequestError(f"expected a list of objects {{model, hardware, layout}}, got {kind(document)}")
     errors: list[str] = []
     answers: list[dict[str, Any]] = []
     for index, entry in enumerate(document):
@@ -91,12 +80,12 @@ def read(entry: Any, parameters: Parameters = FITTED) -> Question:
         RequestError, HardwareError: naming the field.
     """
     if not isinstance(entry, Mapping):
-        raise RequestError(f"expected an object {{model, hardware, layout}}, got {_kind(entry)}")
-    _known(entry, "", ("model", "hardware", "layout"))
+        raise RequestError(f"expected an object {{model, hardware, layout}}, got {kind(entry)}")
+    known_only(entry, "", ("model", "hardware", "layout"))
     assumed: dict[str, Any] = {}
-    model = _Fields(entry, "model", MODEL, assumed)
-    hardware = _Fields(entry, "hardware", HARDWARE, assumed)
-    layout = _Fields(entry, "layout", LAYOUT, assumed)
+    model = Fields(entry, "model", MODEL, assumed)
+    hardware = Fields(entry, "hardware", HARDWARE, assumed)
+    layout = Fields(entry, "layout", LAYOUT, assumed)
     shape = _shape(model)
     degrees = {name: layout.count(name, 1) for name in ("data", "tensor", "pipeline", "context")}
     _check_degrees(shape, degrees)
@@ -104,7 +93,7 @@ def read(entry: Any, parameters: Parameters = FITTED) -> Question:
     return Question(shape, machine, _layout(layout, shape, machine, degrees, parameters), assumed)
 
 
-def _shape(model: _Fields) -> DecoderShape:
+def _shape(model: Fields) -> DecoderShape:
     hidden, layers = model.required("hidden"), model.required("layers")
     heads = model.count("heads", _usual_heads(hidden))
     if hidden % heads:
@@ -149,7 +138,7 @@ def _check_degrees(shape: DecoderShape, degrees: Mapping[str, int]) -> None:
             )
 
 
-def _machine(hardware: _Fields) -> Machine:
+def _machine(hardware: Fields) -> Machine:
     name = hardware.text("gpu")
     own = {key: hardware.positive(key) for key in ("peak_tflops", "memory_gib", "memory_gbytes_per_s")}
     try:
@@ -179,7 +168,7 @@ def _unlisted(name: str) -> Accelerator:
 
 
 def _layout(
-    fields: _Fields, shape: DecoderShape, machine: Machine, degrees: Mapping[str, int], parameters: Parameters
+    fields: Fields, shape: DecoderShape, machine: Machine, degrees: Mapping[str, int], parameters: Parameters
 ) -> Layout:
     peaks = machine.accelerator.peak_tflops
     usual = next(p for p in (Precision.BF16, Precision.FP16, Precision.FP32, Precision.FP8) if p in peaks)
@@ -210,9 +199,7 @@ def _layout(
     return _completed(layout, fields, shape, machine, parameters)
 
 
-def _completed(
-    layout: Layout, fields: _Fields, shape: DecoderShape, machine: Machine, parameters: Parameters
-) -> Layout:
+def _completed(layout: Layout, fields: Fields, shape: DecoderShape, machine: Machine, parameters: Parameters) -> Layout:
     """What is left open is assumed to have been chosen well: the fastest that fits; pipelines by their frameworks' habits."""
     open_recompute, open_micro = fields.given("recompute") is None, fields.given("micro_batch") is None
     if layout.pipeline == 1 and open_micro:
@@ -283,120 +270,3 @@ def _usual_interleave(layout: Layout, shape: DecoderShape) -> int:
     most = max(1, shape.layers // layout.pipeline)
     wanted = math.ceil(4 * (layout.pipeline - 1) / layout.micro_batches)
     return min(most, wanted) if 4 * (layout.pipeline - 1) > 1.5 * layout.micro_batches else 1
-
-
-class _Fields:
-    """One section of an object: every reader names its field in errors and notes what it had to assume."""
-
-    def __init__(self, entry: Mapping[str, Any], section: str, known: tuple[str, ...], assumed: dict[str, Any]) -> None:
-        values = entry.get(section)
-        if values is None:
-            values = {}
-        if not isinstance(values, Mapping):
-            raise RequestError(f"{section}: expected an object, got {_kind(values)}")
-        _known(values, f"{section}.", known)
-        self._values, self._section, self._assumed = values, section, assumed
-
-    def given(self, name: str) -> Any:
-        """The value as it stands, None where absent."""
-        return self._values.get(name)
-
-    def assume(self, name: str, value: Any) -> None:
-        """Notes a default."""
-        self._assumed[f"{self._section}.{name}"] = value
-
-    def fail(self, name: str, problem: str, nearest: Any) -> NoReturn:
-        """An error about one field."""
-        raise RequestError(f"{self._section}.{name}: {problem}: write {nearest}")
-
-    def required(self, name: str) -> int:
-        if self.given(name) is None:
-            raise RequestError(f"{self._section}.{name}: is missing: write a whole number, 1 or more")
-        return self.count(name, 1)
-
-    def count(self, name: str, default: int, *, say: bool = True) -> int:
-        value = self.given(name)
-        if value is None:
-            if say:
-                self.assume(name, default)
-            return default
-        if isinstance(value, float) and value.is_integer():
-            value = int(value)
-        if isinstance(value, bool) or not isinstance(value, int):
-            nearest = max(1, round(value)) if isinstance(value, float) and math.isfinite(value) else default
-            self.fail(name, f"must be a whole number, got {_kind(value)}", nearest)
-        most = LIMITS.get(name, MOST)
-        if not 1 <= value <= most:
-            self.fail(name, f"must be from 1 to {most:,}, got {_short(value)}", 1 if value < 1 else most)
-        return int(value)
-
-    def rate(self, name: str, default: float) -> float:
-        value = self.positive(name)
-        if value is None:
-            self.assume(name, default)
-            return default
-        return value
-
-    def positive(self, name: str) -> float | None:
-        value = self.given(name)
-        if value is None:
-            return None
-        bad = isinstance(value, bool) or not isinstance(value, int | float)
-        if bad or not 1e-6 <= value <= 1e9:
-            raise RequestError(
-                f"{self._section}.{name}: must be a number from 0.000001 to 1,000,000,000, got {_short(value)}: "
-                "write a positive one, or null for the usual"
-            )
-        return float(value)
-
-    def flag(self, name: str, default: bool) -> bool:
-        value = self.given(name)
-        if value is None:
-            self.assume(name, default)
-            return default
-        if not isinstance(value, bool):
-            self.fail(name, f"must be true or false, got {_kind(value)}", str(default).lower())
-        return bool(value)
-
-    def text(self, name: str) -> str:
-        value = self.given(name)
-        if not isinstance(value, str) or not value:
-            raise RequestError(
-                f"{self._section}.{name}: must be a name, got {_kind(value)}: write for example A100-SXM-80GB"
-            )
-        return value
-
-    def choice(self, name: str, options: type[Choice], default: Choice | None) -> Choice:
-        value = self.given(name)
-        if value is None:
-            if default is not None:
-                self.assume(name, default)
-                return default
-            return next(iter(options))
-        try:
-            return options(value)
-        except (ValueError, TypeError):
-            similar = difflib.get_close_matches(str(value), list(options), n=1, cutoff=0.0)
-            self.fail(
-                name, f"must be one of {', '.join(options)}, got {_short(value)}", similar[0] if similar else default
-            )
-
-
-def _known(values: Mapping[str, Any], prefix: str, known: tuple[str, ...]) -> None:
-    for name in values:
-        if name not in known:
-            similar = difflib.get_close_matches(str(name), known, n=1)
-            hint = f"did you mean {prefix}{similar[0]}?" if similar else f"known are {', '.join(known)}"
-            raise RequestError(f"{prefix}{_short(name)}: unknown field; {hint}")
-
-
-def _kind(value: Any) -> str:
-    return "nothing" if value is None else f"{type(value).__name__} {_short(value)}"
-
-
-def _short(value: Any) -> str:
-    try:
-        text = value if isinstance(value, str) else repr(value)
-    except ValueError:  # an integer of more digits than Python prints
-        return "a number of thousands of digits"
-    return text if len(text) <= 40 else text[:37] + "..."
