@@ -84,9 +84,10 @@ test-chaos: venv ## Training jobs while pods, nodes and the operator are killed 
 	pytest tests/chaos
 
 .PHONY: bench
-bench: venv ## Measures what the operator's core costs by the number of pods, and how right the cost models are
+bench: venv ## Measures one decision by the number of pods, how right the cost models are, and how fast the planner is
 	python bench/control_loop.py
 	python bench/accuracy.py
+	python bench/planner.py
 
 ## The cluster
 

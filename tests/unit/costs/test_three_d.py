@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cost_aware_operator.api.spec import Objective
@@ -77,6 +77,7 @@ SMALL = st.builds(
 )
 
 
+@settings(max_examples=30)
 @given(
     shape=SMALL,
     batch=st.sampled_from([1, 4, 6, 12]),

@@ -133,6 +133,7 @@ def _entry(one: report.RankedPlan) -> dict[str, Any]:
         "schedule": one.schedule,
         "interleave": layout.interleave,
         "stage_layers": list(one.stage_layers),
+        "placement": one.placement,
         "precision": layout.precision.value,
         "step_seconds": one.prediction.step_seconds,
         "memory_gib": one.prediction.memory_gib,

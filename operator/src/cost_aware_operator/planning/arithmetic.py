@@ -144,6 +144,10 @@ class _Teller:
         yield Line(
             "micro-batches of a replica", f"{m}", f"{layout.global_batch} / ({layout.data} x {layout.micro_batch})"
         )
+        for axis, level in plan.placement.items():
+            yield Line(
+                f"{axis} ranks meet", level, f"{getattr(layout, axis)} of them, {self.machine.gpus_per_node} a node"
+            )
         if layout.pipeline > 1:
             split = f"even, {stages[0]} each" if len(set(stages)) == 1 else ", ".join(map(str, stages))
             yield Line(

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 from cost_aware_operator.api.spec import Objective
 from cost_aware_operator.costs.checks import AnalysisError
+from cost_aware_operator.costs.communication import Fabric
 from cost_aware_operator.costs.layout import Layout, Practice, pipeline_schedule
 from cost_aware_operator.costs.model_parallel import MemoryGib, ModelParallelCostAnalyzer
 from cost_aware_operator.costs.pipeline import Schedule
@@ -47,12 +48,21 @@ class RankedPlan:
     bubble: float
     communication: float
     cost: CostStructure
+    fabric: Fabric
     why_not: str = ""
 
     @property
     def degrees(self) -> str:
         """Data x tensor x pipeline."""
         return f"{self.layout.data}x{self.layout.tensor}x{self.layout.pipeline}"
+
+    @property
+    def placement(self) -> dict[str, str]:
+        """The slowest link that each degree above 1 crosses, with ranks numbered tensor first, then data, then pipeline."""
+        layout = self.layout
+        strides = {"tensor": 1, "data": layout.tensor, "pipeline": layout.tensor * layout.data}
+        groups = {axis: (getattr(layout, axis), stride) for axis, stride in strides.items()}
+        return {a: self.fabric.group(size, stride).level.value for a, (size, stride) in groups.items() if size > 1}
 
     @property
     def schedule(self) -> str:
@@ -104,6 +114,7 @@ def _full(ranking: Ranking, row: int, rank: int) -> RankedPlan:
         bubble=float(columns.bubble_seconds[row]) / step,
         communication=float(columns.communication_seconds[row]) / step,
         cost=cost,
+        fabric=offer.machine.fabric(ranking.parameters),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cost_aware_operator.api.spec import AllowedDegrees, CapacityType, JobSpec, Objective
+from cost_aware_operator.api.spec import AllowedDegrees, CapacityType, JobSpec, ModelSpec, Objective
 from cost_aware_operator.api.units import GIB, quantity
 from cost_aware_operator.costs.combinations import Bounds, Offer, Work
 from cost_aware_operator.costs.fees import fee
@@ -78,6 +78,7 @@ def space_of(
         raise PlanError(
             "ModelUnknown", "spec.model: is missing: write a preset or the shape, so that costs can be predicted"
         )
+    check_model(spec.model)
     shape = shape_of(spec.model)
     check_shape(shape)
     notes: list[str] = []
@@ -143,6 +144,25 @@ def bounds_of(spec: JobSpec, abilities: Abilities) -> Bounds:
         deadline_seconds=spec.deadline_seconds,
         memory_share=MEMORY_SHARE,
     )
+
+
+def check_model(model: ModelSpec) -> None:
+    """Whether a manifest's model is a preset or a whole shape, as the API server checks it too.
+
+    Raises:
+        PlanError: naming the field.
+    """
+    needed = ("layers", "hidden", "heads", "ffn", "sequenceLength", "vocabulary")
+    given = model.to_document()
+    if model.preset is None:
+        missing = [name for name in needed if name not in given]
+        if missing:
+            raise PlanError(
+                "InvalidModel", f"spec.model.{missing[0]}: is missing: write a preset, or all of {', '.join(needed)}"
+            )
+    elif len(given) > 1:
+        extra = sorted(set(given) - {"preset"})[0]
+        raise PlanError("InvalidModel", f"spec.model.{extra}: does not go with preset: write one or the other")
 
 
 def check_shape(shape: DecoderShape) -> None:
