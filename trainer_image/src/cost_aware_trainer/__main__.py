@@ -12,7 +12,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from cost_aware_trainer.checkpoint import CheckpointError
-from cost_aware_trainer.collectives import Ranks, connect, disconnect
+from cost_aware_trainer.collectives import Ranks, Rendezvous, disconnect
 from cost_aware_trainer.contract import (
     ENV_PLAN_FILE,
     EXIT_INVALID,
@@ -64,7 +64,7 @@ def run_rank(options: argparse.Namespace, surroundings: Surroundings) -> RunResu
     plan = read_plan(Path(options.plan), int(os.environ.get("WORLD_SIZE", "1")))
     stop_signal = StopSignal(surroundings)
     stop_signal.listen()
-    ranks = connect()
+    ranks = Rendezvous.from_environment().join("first")
     metrics = RankMetrics(ranks.rank)
     metrics.set(Metric.TOTAL_STEPS, plan.steps)
     metrics.serve(ranks.local_rank)
