@@ -1,12 +1,11 @@
 """What the ranks of a pool can be asked to do. Arguments and answers are pickled."""
 
 import dataclasses
-import json
-from pathlib import Path
 
 from cost_aware_trainer.contract import RunPlan
 from cost_aware_trainer.metrics import RankMetrics
 from cost_aware_trainer.results import Surroundings
+from cost_aware_trainer.state import checkpointable
 from cost_aware_trainer.train import Trainer
 from cost_aware_trainer.validation import check_plan
 
@@ -21,15 +20,26 @@ class MemoryLog:
         self.entries.append(entry)
 
 
-def train(place, plan):
-    """Runs a plan from where its checkpoint folder stands to its end."""
+def train(place, plan, stop_after=None):
+    """Runs a plan from where its checkpoint folder stands to its end, or for `stop_after` steps."""
     plan = RunPlan.from_json(plan)
     check_plan(plan, place.size)
     ranks, log = place.join("first"), MemoryLog()
-    trainer = Trainer(plan, ranks, Surroundings(0, None, None), RankMetrics(ranks.rank), log, lambda: False)
+    surroundings, metrics = Surroundings(0, None, None), RankMetrics(place.rank)
+    trainer = Trainer(plan, ranks, surroundings, metrics, log, lambda: len(log.entries) + 1 == stop_after)
+    loaded = checksums_of(trainer)
     result = trainer.run()
-    checksums = {}
-    if ranks.is_first:
-        newest = max(Path(plan.checkpoint.folder).glob("step-*/manifest.json"))
-        checksums = {name: facts["checksum"] for name, facts in json.loads(newest.read_text())["tensors"].items()}
-    return {"steps": log.entries, "result": dataclasses.asdict(result), "checksums": checksums}
+    return {
+        "steps": log.entries,
+        "result": dataclasses.asdict(result),
+        "loaded": loaded,
+        "checksums": checksums_of(trainer),
+    }
+
+
+def checksums_of(trainer):
+    """Checksums of the run's state as it is in memory, from all ranks' parts."""
+    arrangement = trainer._arrangement
+    parts = arrangement.parts()
+    facts = arrangement.checksums.facts(checkpointable(parts), parts)
+    return {name: fact.checksum for name, fact in facts.items()}
