@@ -2,11 +2,11 @@
 
 import dataclasses
 
-from cost_aware_trainer.contract import RunPlan
+from cost_aware_trainer.contract import Reconfiguration, RunPlan
 from cost_aware_trainer.metrics import RankMetrics
 from cost_aware_trainer.results import Surroundings
 from cost_aware_trainer.state import checkpointable
-from cost_aware_trainer.train import Trainer
+from cost_aware_trainer.train import Succession, Trainer
 from cost_aware_trainer.validation import check_plan
 
 
@@ -35,6 +35,27 @@ def train(place, plan, stop_after=None):
         "loaded": loaded,
         "checksums": checksums_of(trainer),
     }
+
+
+def reconfigure(place, plan, successors):
+    """Runs a plan to its end, going on under another after each of the given steps: {step: plan}."""
+    plan = RunPlan.from_json(plan)
+    check_plan(plan, place.size)
+    ranks, log = place.join("first"), MemoryLog()
+    orders = [
+        (step, Reconfiguration(attempt=number, plan=RunPlan.from_json(text)))
+        for number, (step, text) in enumerate(sorted(successors.items()), start=1)
+    ]
+
+    def newest():
+        seen = [order for step, order in orders if step <= len(log.entries) + 1]
+        return seen[-1] if seen else None
+
+    succession = Succession(newest, lambda: 0.0, place.join)
+    surroundings, metrics = Surroundings(0, None, None), RankMetrics(place.rank)
+    trainer = Trainer(plan, ranks, surroundings, metrics, log, lambda: False, succession)
+    result = trainer.run()
+    return {"steps": log.entries, "result": dataclasses.asdict(result), "checksums": checksums_of(trainer)}
 
 
 def checksums_of(trainer):

@@ -155,6 +155,10 @@ class Checkpointer:
         if self._ranks.is_first:
             remove_leftovers(self._root)
 
+    def join(self, ranks: Ranks) -> None:
+        """Goes on with new process groups; no save may be under way."""
+        self._ranks = ranks
+
     def _probe(self, rank: int) -> Path:
         return self._root / f".probe-{rank}"
 

@@ -133,24 +133,28 @@ class StepVote:
     wants_stop: bool = False
     wants_checkpoint: bool = False
     save_failed: bool = False
+    is_ready: bool = False
+    """Whether the rank has seen a new plan; the combined vote says whether all have."""
 
 
 def combine(ranks: Ranks, vote: StepVote) -> StepVote:
-    """Sums losses, squared norms and checksums (modulo 2^64) and takes the "or" of all flags, in one all-reduce.
+    """Sums losses, squared norms and checksums (modulo 2^64) and takes the "or" of flags, in one all-reduce.
+
+    Only `is_ready` is true if it is true of all.
 
     A checksum travels as four limbs of 16 bits, whose sums float64 holds exactly for up to 2^37 ranks.
     """
     limbs = [float((vote.checksum >> (_LIMB_BITS * i)) & 0xFFFF) for i in range(_LIMBS)]
-    flags = [float(vote.wants_stop), float(vote.wants_checkpoint), float(vote.save_failed)]
+    flags = [float(vote.wants_stop), float(vote.wants_checkpoint), float(vote.save_failed), float(vote.is_ready)]
     loss_sum, squared_norm, *rest = ranks.sum([vote.loss_sum, vote.squared_norm, *flags, *limbs])
-    stop, checkpoint, failed, *summed_limbs = rest
+    stop, checkpoint, failed, ready, *summed_limbs = rest
     checksum = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(summed_limbs)) & ((1 << 64) - 1)
-    return StepVote(loss_sum, checksum, squared_norm, stop > 0, checkpoint > 0, failed > 0)
+    return StepVote(loss_sum, checksum, squared_norm, stop > 0, checkpoint > 0, failed > 0, ready == ranks.size)
 
 
 def combine_bytes(ranks: Ranks) -> float:
     """Bytes that `combine` sends per rank in a ring."""
-    return ring_bytes((2 + 3 + _LIMBS) * 8, ranks.size)
+    return ring_bytes((2 + 4 + _LIMBS) * 8, ranks.size)
 
 
 def ring_bytes(payload_bytes: float, ranks: int) -> float:

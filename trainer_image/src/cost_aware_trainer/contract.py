@@ -40,6 +40,7 @@ ENV_POD_INDEX = "JOB_COMPLETION_INDEX"
 ENV_ATTEMPT = "CATJ_ATTEMPT"
 ENV_CONTROL_FILE = "CATJ_CONTROL_FILE"
 ENV_RESULT_FILE = "CATJ_RESULT_FILE"
+ENV_RECONFIGURED_FILE = "CATJ_RECONFIGURED_FILE"
 ENV_PLAN_FILE = "CATJ_PLAN_FILE"
 ENV_METRICS_PORT = "CATJ_METRICS_PORT"
 """Set by the agent for the ranks it starts; a rank started by hand has none of them and does without."""
@@ -92,10 +93,13 @@ class Metric(StrEnum):
     MEMORY_BYTES = "catj_rank_memory_bytes"
     CHECKPOINT_STEP = "catj_rank_checkpoint_step"
     RESUMED_STEP = "catj_rank_resumed_step"
+    RECONFIGURATIONS = "catj_rank_reconfigurations_total"
+    RECONFIGURATION_SECONDS = "catj_rank_reconfiguration_seconds"
 
 
 METRIC_LABELS = ("namespace", "job", "attempt", "rank")
-"""On every series; `PHASE_SECONDS` has `phase` besides."""
+"""On every series; `PHASE_SECONDS` has `phase` besides, and `RECONFIGURATION_SECONDS` has `stage`."""
+RECONFIGURATION_STAGES = ("drain", "save", "rebuild", "load", "first_step")
 
 
 class AgentPhase(StrEnum):
@@ -384,11 +388,43 @@ class AgentStatus(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reconfiguration(Message):
+    """A newer attempt for ranks that already run: another plan for the same run on the same ranks."""
+
+    attempt: int
+    plan: RunPlan
+
+
+@dataclass(frozen=True, kw_only=True)
 class Control(Message):
     """What the agent writes into the control file of the running attempt, which the ranks look at between steps.
 
-    Ranks agree on a step boundary by the flag's maximum over all of them, save a checkpoint of it, and exit 0.
+    `stop`: ranks agree on a step boundary by the flag's maximum over all of them, save a checkpoint of it, and exit 0.
+    `reconfigure`: when all of them have seen it they go on under its plan from the next boundary, in the same processes.
     """
 
     attempt: int
     stop: bool
+    reconfigure: Reconfiguration | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconfigured(Message):
+    """What local rank 0 leaves for the agent when the first step under a new plan has ended; times in seconds.
+
+    `drain` counts from the control file's writing to the step boundary, including a checkpoint that was being written.
+    """
+
+    attempt: int
+    step: int
+    drain_seconds: float
+    save_seconds: float
+    rebuild_seconds: float
+    load_seconds: float
+    first_step_seconds: float
+
+    @property
+    def total_seconds(self) -> float:
+        """From the message to the end of the first step."""
+        parts = self.drain_seconds, self.save_seconds, self.rebuild_seconds, self.load_seconds
+        return sum(parts) + self.first_step_seconds

@@ -8,24 +8,27 @@ Started by torchrun, under the agent or by hand:
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from cost_aware_trainer.arrangement import Arrangement
 from cost_aware_trainer.checkpoint import Checkpointer, CheckpointError, Progress
-from cost_aware_trainer.collectives import Ranks, StepVote, combine, combine_bytes
-from cost_aware_trainer.contract import AgentPhase, Metric, Phase, RunPlan, RunResult
+from cost_aware_trainer.collectives import Ranks, StepVote, combine, combine_bytes, disconnect
+from cost_aware_trainer.contract import AgentPhase, Metric, Phase, Reconfiguration, Reconfigured, RunPlan, RunResult
 from cost_aware_trainer.data import Corpus, DataError
 from cost_aware_trainer.manifests import RunFacts
 from cost_aware_trainer.metrics import RankMetrics, peak_memory_bytes
 from cost_aware_trainer.models.decoder import parameter_shapes
 from cost_aware_trainer.optimizer import learning_rate
 from cost_aware_trainer.phases import PhaseClock
+from cost_aware_trainer.reconfigure import Carried, Stopwatch, check_successor, hand_over
 from cost_aware_trainer.results import StepsLog, Surroundings
 from cost_aware_trainer.samples import SampleOrder, add_checksums, checksum, checksum_text
 from cost_aware_trainer.traffic import Axis
@@ -63,6 +66,15 @@ def open_corpus(plan: RunPlan, ranks: Ranks) -> Corpus:
     return corpus
 
 
+@dataclass(frozen=True)
+class Succession:
+    """How a run learns of another plan, and how its ranks meet again to go on under it."""
+
+    newest: Callable[[], Reconfiguration | None]
+    written_seconds_ago: Callable[[], float]
+    rejoin: Callable[[str], Ranks]
+
+
 class Trainer:
     """All that one rank holds of a run.
 
@@ -79,9 +91,12 @@ class Trainer:
         metrics: RankMetrics,
         steps_log: StepsLog,
         wants_stop: Callable[[], bool],
+        succession: Succession | None = None,
     ) -> None:
         self._plan, self._ranks, self._attempt = plan, ranks, surroundings.attempt
         self._metrics, self._steps_log, self._wants_stop = metrics, steps_log, wants_stop
+        self._surroundings, self._succession = surroundings, succession
+        self._stage_seconds: dict[str, float] = {}
         self._corpus = open_corpus(plan, ranks)
         self._order = SampleOrder(self._corpus.windows, plan.seed)
         self._shapes = parameter_shapes(plan.model)
@@ -90,6 +105,7 @@ class Trainer:
         self._progress = Progress()
         self._heldout_loss: float | None = None
         self._save_failure = ""
+        self._is_superseded = False
         self._resume()
         self._clock = PhaseClock(synchronise=ranks.synchronise)
         self._saved_at_seconds = time.monotonic()
@@ -130,6 +146,8 @@ class Trainer:
             stopped = False
             while self._progress.step < self._plan.steps and not stopped:
                 stopped = self._step()
+                if self._is_superseded and not stopped and self._progress.step < self._plan.steps:
+                    self._reconfigure()
         finally:
             self._checkpointer.close()
         if self._progress.step < self._plan.steps:
@@ -161,6 +179,7 @@ class Trainer:
         gradient_norm = math.sqrt(agreed.squared_norm)
         rate = self._update(step, loss, gradient_norm)
         self._progress = Progress(step, add_checksums(self._progress.checksum, agreed.checksum), loss)
+        self._is_superseded = agreed.is_ready
         if agreed.save_failed:
             self._settle_save()
         is_last = step == self._plan.steps
@@ -178,7 +197,7 @@ class Trainer:
         self._clock.settle()
         for axis, seconds in arrangement.mesh.traffic.take_seconds().items():
             self._clock.move(Phase.COMPUTE, _EXPOSED[axis], seconds)
-        flags = self._wants_stop(), self._is_save_due(), self._save_has_failed()
+        flags = self._wants_stop(), self._is_save_due(), self._save_has_failed(), self._next_plan() is not None
         return StepVote(loss_sum, self._trained, squared_norm, *flags)
 
     def _micro_batches(self) -> Iterator[Tensor]:
@@ -190,6 +209,53 @@ class Trainer:
                 if arrangement.reports:
                     self._trained = add_checksums(self._trained, checksum(positions, self._order.at(positions)))
             yield tokens
+
+    def _next_plan(self) -> Reconfiguration | None:
+        """The plan of a newer attempt, if this rank has seen one."""
+        newest = self._succession.newest() if self._succession else None
+        return newest if newest and newest.attempt > self._attempt else None
+
+    def _reconfigure(self) -> None:
+        """Goes on under the newest plan, in the same process; the state travels from memory to memory.
+
+        Raises:
+            InvalidRunError: the plan is impossible; nothing has changed yet.
+            CheckpointError: a checkpoint that was being written failed.
+        """
+        succession = self._succession
+        assert succession is not None  # noqa: S101  the ranks have voted for what it told
+        next_plan, started_seconds = self._next_plan(), succession.written_seconds_ago()
+        document = json.loads(next_plan.to_json()) if next_plan else None
+        newest = Reconfiguration.from_document(self._ranks.broadcast_json(document))
+        check_successor(self._plan, newest.plan, self._ranks.size)
+        watch = Stopwatch(started_seconds)
+        self._settle_save()
+        watch.end("drain")
+        carried = Carried.of(self._plan, self._progress.step, self._arrangement.parts())
+        del self._arrangement
+        watch.end("save")
+        disconnect()
+        self._ranks = succession.rejoin(f"attempt-{newest.attempt}")
+        self._checkpointer.join(self._ranks)
+        self._arrangement = Arrangement(newest.plan, self._ranks, self._shapes)
+        watch.end("rebuild")
+        hand_over(carried, newest.plan, self._arrangement.parts(), self._shapes, self._ranks)
+        watch.end("load")
+        self._plan, self._attempt = newest.plan, newest.attempt
+        self._metrics.start_attempt(newest.attempt)
+        self._metrics.set(Metric.RESUMED_STEP, self._progress.step)
+        self._stage_seconds = watch.stage_seconds
+        # The steps' clock starts anew: this time belongs to none of them.
+        self._clock.lap()
+
+    def _note_reconfiguration(self, stage_seconds: dict[str, float]) -> None:
+        """After the first step under a new plan: says how long it took, from the order on."""
+        self._metrics.add_reconfiguration(stage_seconds)
+        seconds = {f"{stage}_seconds": value for stage, value in stage_seconds.items()}
+        told = Reconfigured(attempt=self._attempt, step=self._progress.step, **seconds)
+        self._surroundings.write_reconfigured(told)
+        if self._ranks.is_first:
+            logger.info("attempt %d goes on in process after %.3f s", self._attempt, told.total_seconds)
 
     def _update(self, step: int, loss: float, norm: float) -> float:
         """Clips, sets the rate and applies the step; returns the rate."""
@@ -254,6 +320,10 @@ class Trainer:
         sent_bytes = self._arrangement.mesh.traffic.take_bytes()
         sent_bytes[Axis.DATA] += combine_bytes(self._ranks)
         lap = self._clock.lap()
+        reconfiguration, self._stage_seconds = self._stage_seconds, {}
+        if reconfiguration:
+            reconfiguration["first_step"] = lap.step_seconds
+            self._note_reconfiguration(reconfiguration)
         # Every sample counts on all ranks of its replica; over the run's ranks they add up to the global batch.
         samples = plan.batch.global_samples / plan.degrees.ranks
         gauges = {
@@ -279,6 +349,7 @@ class Trainer:
             "sample_last": progress.step * plan.batch.global_samples - 1,
             "step_seconds": lap.step_seconds,
             "seconds": {phase.value: seconds for phase, seconds in lap.phase_seconds.items()},
+            **({"reconfiguration_seconds": reconfiguration} if reconfiguration else {}),
             "bytes": {axis.value: sent for axis, sent in sent_bytes.items()},
         }
         self._steps_log.write(entry)
