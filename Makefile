@@ -64,12 +64,20 @@ chart-crds: ## Copies the CustomResourceDefinition into the chart
 ## Tests
 
 .PHONY: test
-test: ## Everything: lint, types, imports, unit; then the cluster, and component, e2e and chaos tests on it
-	.ci/stages venv lint typecheck imports test-unit cluster-up images data test-component test-e2e test-chaos
+test: ## Everything: lint, types, imports, unit, layouts; then the cluster, and component, e2e and chaos tests on it
+	.ci/stages venv lint typecheck imports test-unit test-layouts-short cluster-up images data test-component test-e2e test-chaos
 
 .PHONY: test-unit
 test-unit: venv ## Tests without a cluster
 	pytest tests/unit
+
+.PHONY: test-layouts
+test-layouts: venv ## Every data x tensor x pipeline layout of 4 and of 8 ranks: equal losses, any checkpoint into any other
+	pytest tests/layouts
+
+.PHONY: test-layouts-short
+test-layouts-short: venv ## The same for 4 ranks only
+	pytest tests/layouts -m "not slow"
 
 .PHONY: test-component
 test-component: venv ## Tests of one part against a real API server or real ranks (needs cluster-up and images)

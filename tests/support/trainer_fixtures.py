@@ -140,7 +140,7 @@ def start_run(forkserver, tmp_path):
     runs = []
 
     def start(plan, world=None, **environment):
-        run = Run(forkserver, tmp_path / f"run-{len(runs)}", plan, world or plan.degrees.data, environment)
+        run = Run(forkserver, tmp_path / f"run-{len(runs)}", plan, world or plan.degrees.ranks, environment)
         runs.append(run)
         return run
 
@@ -162,9 +162,9 @@ def finish(start_run):
 
 
 def weights_of(plan):
-    """Hashes of all tensors of the newest checkpoint."""
+    """Checksums of all tensors of the newest checkpoint."""
     newest = max(Path(plan.checkpoint.folder).glob("step-*/manifest.json"))
-    return {name: facts["sha256"] for name, facts in json.loads(newest.read_text())["tensors"].items()}
+    return {name: facts["checksum"] for name, facts in json.loads(newest.read_text())["tensors"].items()}
 
 
 @pytest.fixture

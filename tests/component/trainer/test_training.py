@@ -31,8 +31,8 @@ def test_one_and_two_ranks_train_the_same_samples_to_the_same_losses(make_plan, 
     assert alone.result.outcome is AgentPhase.COMPLETED
     assert (alone.result.step, alone.result.samples) == (15, 120)
     assert [(s["sample_first"], s["sample_last"]) for s in pair.steps][:2] == [(0, 7), (8, 15)]
-    assert pair.steps[0]["bytes"] > 0
-    assert alone.steps[0]["bytes"] == 0
+    assert pair.steps[0]["bytes"]["data"] > 0
+    assert alone.steps[0]["bytes"] == {"data": 0, "tensor": 0, "pipeline": 0}
 
 
 def test_the_micro_batch_does_not_change_the_losses(make_plan, finish):

@@ -12,7 +12,7 @@ import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
 from cost_aware_trainer.checkpoint import CheckpointError
-from cost_aware_trainer.collectives import Ranks, connect, disconnect
+from cost_aware_trainer.collectives import Ranks, Rendezvous, disconnect
 from cost_aware_trainer.contract import (
     ENV_PLAN_FILE,
     EXIT_INVALID,
@@ -24,7 +24,7 @@ from cost_aware_trainer.contract import (
 )
 from cost_aware_trainer.metrics import RankMetrics
 from cost_aware_trainer.results import StepsLog, StopSignal, Surroundings
-from cost_aware_trainer.train import DivergedError, Trainer
+from cost_aware_trainer.train import DivergedError, Succession, Trainer
 from cost_aware_trainer.validation import InvalidRunError, check_plan
 
 logger = logging.getLogger("cost_aware_trainer")
@@ -64,13 +64,15 @@ def run_rank(options: argparse.Namespace, surroundings: Surroundings) -> RunResu
     plan = read_plan(Path(options.plan), int(os.environ.get("WORLD_SIZE", "1")))
     stop_signal = StopSignal(surroundings)
     stop_signal.listen()
-    ranks = connect()
+    rendezvous = Rendezvous.from_environment()
+    ranks = rendezvous.join("first")
+    succession = Succession(stop_signal.reconfiguration, stop_signal.written_seconds_ago, rendezvous.join)
     metrics = RankMetrics(ranks.rank)
     metrics.set(Metric.TOTAL_STEPS, plan.steps)
     metrics.serve(ranks.local_rank)
     steps_log = StepsLog(options.steps_log if ranks.is_first else None)
     try:
-        result = train(plan, ranks, surroundings, metrics, steps_log, stop_signal)
+        result = train(plan, ranks, surroundings, metrics, steps_log, stop_signal, succession)
     finally:
         steps_log.close()
     return result
@@ -83,10 +85,11 @@ def train(
     metrics: RankMetrics,
     steps_log: StepsLog,
     stop_signal: StopSignal,
+    succession: Succession,
 ) -> RunResult:
     """Trains; what all ranks fail of together becomes a FAILED result instead of a traceback."""
     try:
-        trainer = Trainer(plan, ranks, surroundings, metrics, steps_log, stop_signal.is_set)
+        trainer = Trainer(plan, ranks, surroundings, metrics, steps_log, stop_signal.is_set, succession)
     except CheckpointError as error:
         return RunResult(outcome=AgentPhase.FAILED, total_steps=plan.steps, message=str(error))
     try:

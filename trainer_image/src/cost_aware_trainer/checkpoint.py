@@ -4,25 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-import hashlib
 import io
 import logging
 import pickle  # only for its Unpickler, restricted below
 import secrets
 import shutil
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 from torch.distributed.checkpoint.staging import AsyncStager
-from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
@@ -41,12 +41,11 @@ from cost_aware_trainer.manifests import (
     write_manifest,
 )
 from cost_aware_trainer.samples import checksum_text
+from cost_aware_trainer.state import Checksums, Part, checkpointable, copy_twins, staged
 from cost_aware_trainer.validation import InvalidRunError
 
 logger = logging.getLogger(__name__)
 
-# FQN keys instead of indices, so that states of different layouts mean the same.
-_FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 _SHARED_FOLDER_PATIENCE_SECONDS = 10.0
 
 
@@ -69,7 +68,7 @@ class Snapshot(AsyncStager):
     _synchronize_after_execute = False
 
     def __init__(self) -> None:
-        self.state: dict[str, Any] = {}
+        self.state: dict[str, Tensor] = {}
 
     def synchronize_staging(self) -> None:
         """Nothing to wait for: `stage` has copied everything when it returns."""
@@ -79,13 +78,7 @@ class Snapshot(AsyncStager):
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """A copy that later steps do not change."""
-        self.state = {
-            part: {
-                name: value.detach().to("cpu", copy=True) if isinstance(value, Tensor) else value
-                for name, value in values.items()
-            }
-            for part, values in state_dict.items()
-        }
+        self.state = staged(state_dict)
         return self.state
 
 
@@ -162,6 +155,10 @@ class Checkpointer:
         if self._ranks.is_first:
             remove_leftovers(self._root)
 
+    def join(self, ranks: Ranks) -> None:
+        """Goes on with new process groups; no save may be under way."""
+        self._ranks = ranks
+
     def _probe(self, rank: int) -> Path:
         return self._root / f".probe-{rank}"
 
@@ -189,8 +186,12 @@ class Checkpointer:
         if first:
             raise InvalidRunError(first)
 
-    def resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> CheckpointManifest | None:
-        """Loads the newest good checkpoint, the same on all ranks; None if there is none.
+    def resume(
+        self, parts: list[Part], checksums: Checksums, shapes: dict[str, tuple[int, ...]]
+    ) -> CheckpointManifest | None:
+        """Loads the newest good checkpoint into `parts`, the same on all ranks; None if there is none.
+
+        `shapes` are those of the whole model's parameters.
 
         Raises:
             InvalidRunError: it belongs to another run.
@@ -200,7 +201,6 @@ class Checkpointer:
         if self._ranks.is_first:
             found, self._damaged = newest_good(self._root)
             if found:
-                shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
                 answer = {"manifest": found.to_document(), "problem": difference(found, self._facts, shapes)}
         answer = self._ranks.broadcast_json(answer)
         if answer["problem"]:
@@ -208,32 +208,34 @@ class Checkpointer:
         if answer["manifest"] is None:
             return None
         manifest = CheckpointManifest.from_document(answer["manifest"])
-        self._load(manifest, model, optimizer)
+        self._load(manifest, parts, checksums)
         self.saved_step = manifest.step
         return manifest
 
-    def _load(self, manifest: CheckpointManifest, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def _load(self, manifest: CheckpointManifest, parts: list[Part], checksums: Checksums) -> None:
         folder = self._root / folder_name(manifest.step)
-        model_state, optimizer_state = get_state_dict(model, optimizer, options=_FLAT)
-        state: dict[str, Any] = {"model": model_state, "optimizer": optimizer_state}
         alone = self._ranks.size == 1
         try:
-            load(state, storage_reader=SafeReader(folder), process_group=self._ranks.background, no_dist=alone)
+            load(
+                checkpointable(parts),
+                storage_reader=SafeReader(folder),
+                process_group=self._ranks.background,
+                no_dist=alone,
+            )
         except CheckpointException as error:
             raise CheckpointError(f"{folder} is whole, but could not be loaded: {error}") from error
-        for name, facts in tensor_facts(state).items():
-            if facts != manifest.tensors.get(name):
-                raise CheckpointError(f"{folder}: {name} was loaded with another content than was saved")
-        set_state_dict(
-            model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"], options=_FLAT
-        )
+        copy_twins(parts)
+        wrong = next(checksums.wrong(parts, manifest.tensors), "")
+        problem = self._ranks.first_problem(wrong)
+        if problem:
+            raise CheckpointError(f"{folder}: {problem} was loaded with another content than was saved")
 
     @property
     def is_saving(self) -> bool:
         """Whether a save is still being written."""
         return self._saving is not None and not self._saving.done()
 
-    def start_save(self, progress: Progress, attempt: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def start_save(self, progress: Progress, attempt: int, parts: list[Part], checksums: Checksums) -> None:
         """Copies the state and begins to write it; waits for an earlier save first. Every rank must call it.
 
         Raises:
@@ -252,11 +254,10 @@ class Checkpointer:
             attempt=attempt,
             run=self._facts,
         )
-        model_state, optimizer_state = get_state_dict(model, optimizer, options=_FLAT)
         snapshot = Snapshot()
         try:
             written = async_save(
-                {"model": model_state, "optimizer": optimizer_state},
+                checkpointable(parts),
                 storage_writer=FileSystemWriter(folder),
                 process_group=self._ranks.background,
                 async_stager=snapshot,
@@ -265,16 +266,20 @@ class Checkpointer:
         except OSError as error:
             raise CheckpointError(self._why(step, error)) from error
         assert isinstance(written, Future)  # noqa: S101  the snapshot is staged at once
-        self._saving = self._executor.submit(self._finish, written, manifest, snapshot)
+        facts = partial(checksums.facts, snapshot.state, parts)
+        self._saving = self._executor.submit(self._finish, written, manifest, facts)
 
-    def _finish(self, written: Future[Any], manifest: CheckpointManifest, snapshot: Snapshot) -> int:
-        """In the background: waits for the files of all ranks; rank 0 then hashes them and writes the manifest."""
+    def _finish(
+        self, written: Future[Any], manifest: CheckpointManifest, facts: Callable[[], dict[str, TensorFacts]]
+    ) -> int:
+        """In the background: waits for the files of all ranks, adds up checksums; rank 0 then writes the manifest."""
         folder = self._root / folder_name(manifest.step)
         try:
             written.result()
+            tensors = facts()
             if self._ranks.is_first:
                 files = {path.name: sha256_of_file(path) for path in sorted(folder.iterdir()) if path.is_file()}
-                write_manifest(folder, dataclasses.replace(manifest, files=files, tensors=tensor_facts(snapshot.state)))
+                write_manifest(folder, dataclasses.replace(manifest, files=files, tensors=tensors))
                 retain(self._root, self._plan.keep, self._damaged)
         except (Exception, CheckpointException) as error:
             # DCP gathers what all ranks raised in an exception that is not an Exception.
@@ -324,19 +329,6 @@ def _shows(path: Path, text: str) -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-def tensor_facts(state: dict[str, Any]) -> dict[str, TensorFacts]:
-    """Shape, type and SHA-256 of every tensor of a state, by `part.name`."""
-    facts: dict[str, TensorFacts] = {}
-    for part, values in state.items():
-        for name, value in values.items():
-            if isinstance(value, Tensor):
-                content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
-                facts[f"{part}.{name}"] = TensorFacts(
-                    shape=tuple(value.shape), dtype=str(value.dtype), sha256=hashlib.sha256(content).hexdigest()
-                )
-    return facts
 
 
 def difference(manifest: CheckpointManifest, facts: RunFacts, shapes: dict[str, tuple[int, ...]]) -> str:

@@ -6,10 +6,12 @@ import json
 import os
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 TIMEOUT = timedelta(seconds=60)
 """A collective that takes longer has lost a peer; torch's own 30 minutes would be paid for by every other rank."""
@@ -80,20 +82,39 @@ class Ranks:
             dist.barrier()
 
 
-def connect() -> Ranks:
-    """Joins the run that torchrun's environment describes: nccl where CUDA is available, gloo otherwise."""
-    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
-    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    has_cuda = torch.cuda.is_available()
-    device = torch.device("cuda", local_rank) if has_cuda else torch.device("cpu")
-    if has_cuda:
-        torch.cuda.set_device(device)
-    if size == 1:
-        return Ranks(rank, size, local_rank, device, None)
-    dist.init_process_group("nccl" if has_cuda else "gloo", timeout=TIMEOUT)
-    background = dist.new_group(backend="gloo", timeout=TIMEOUT)
-    assert isinstance(background, dist.ProcessGroup)  # noqa: S101  every rank is a member
-    return Ranks(rank, size, local_rank, device, background)
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of a run meet. It outlives process groups, so that they can be made anew in living processes."""
+
+    store: Store | None
+    rank: int
+    size: int
+    local_rank: int
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Goes where torchrun's environment says; a single rank needs no place to meet."""
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        store = next(rendezvous("env://", timeout=TIMEOUT))[0] if size > 1 else None
+        return cls(store, rank, size, int(os.environ.get("LOCAL_RANK", "0")))
+
+    def join(self, generation: str) -> Ranks:
+        """Makes the run's process groups: nccl where CUDA is available, gloo otherwise.
+
+        All ranks must name the same `generation`, and never one that was used before.
+        """
+        has_cuda = torch.cuda.is_available()
+        device = torch.device("cuda", self.local_rank) if has_cuda else torch.device("cpu")
+        if has_cuda:
+            torch.cuda.set_device(device)
+        if self.store is None:
+            return Ranks(self.rank, self.size, self.local_rank, device, None)
+        store = PrefixStore(f"generation/{generation}", self.store)
+        backend = "nccl" if has_cuda else "gloo"
+        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
+        background = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        assert isinstance(background, dist.ProcessGroup)  # noqa: S101  every rank is a member
+        return Ranks(self.rank, self.size, self.local_rank, device, background)
 
 
 def disconnect() -> None:
@@ -108,27 +129,32 @@ class StepVote:
 
     loss_sum: float
     checksum: int
+    squared_norm: float = 0.0
     wants_stop: bool = False
     wants_checkpoint: bool = False
     save_failed: bool = False
+    is_ready: bool = False
+    """Whether the rank has seen a new plan; the combined vote says whether all have."""
 
 
 def combine(ranks: Ranks, vote: StepVote) -> StepVote:
-    """Sums losses and checksums (modulo 2^64) and takes the "or" of all flags, in one all-reduce of eight float64.
+    """Sums losses, squared norms and checksums (modulo 2^64) and takes the "or" of flags, in one all-reduce.
+
+    Only `is_ready` is true if it is true of all.
 
     A checksum travels as four limbs of 16 bits, whose sums float64 holds exactly for up to 2^37 ranks.
     """
     limbs = [float((vote.checksum >> (_LIMB_BITS * i)) & 0xFFFF) for i in range(_LIMBS)]
-    flags = [float(vote.wants_stop), float(vote.wants_checkpoint), float(vote.save_failed)]
-    loss_sum, *rest = ranks.sum([vote.loss_sum, *flags, *limbs])
-    stop, checkpoint, failed, *summed_limbs = rest
+    flags = [float(vote.wants_stop), float(vote.wants_checkpoint), float(vote.save_failed), float(vote.is_ready)]
+    loss_sum, squared_norm, *rest = ranks.sum([vote.loss_sum, vote.squared_norm, *flags, *limbs])
+    stop, checkpoint, failed, ready, *summed_limbs = rest
     checksum = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(summed_limbs)) & ((1 << 64) - 1)
-    return StepVote(loss_sum, checksum, stop > 0, checkpoint > 0, failed > 0)
+    return StepVote(loss_sum, checksum, squared_norm, stop > 0, checkpoint > 0, failed > 0, ready == ranks.size)
 
 
 def combine_bytes(ranks: Ranks) -> float:
     """Bytes that `combine` sends per rank in a ring."""
-    return ring_bytes((1 + 3 + _LIMBS) * 8, ranks.size)
+    return ring_bytes((2 + 4 + _LIMBS) * 8, ranks.size)
 
 
 def ring_bytes(payload_bytes: float, ranks: int) -> float:

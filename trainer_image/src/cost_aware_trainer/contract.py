@@ -40,6 +40,7 @@ ENV_POD_INDEX = "JOB_COMPLETION_INDEX"
 ENV_ATTEMPT = "CATJ_ATTEMPT"
 ENV_CONTROL_FILE = "CATJ_CONTROL_FILE"
 ENV_RESULT_FILE = "CATJ_RESULT_FILE"
+ENV_RECONFIGURED_FILE = "CATJ_RECONFIGURED_FILE"
 ENV_PLAN_FILE = "CATJ_PLAN_FILE"
 ENV_METRICS_PORT = "CATJ_METRICS_PORT"
 """Set by the agent for the ranks it starts; a rank started by hand has none of them and does without."""
@@ -65,6 +66,9 @@ class Phase(StrEnum):
 
     COMPUTE = "compute"
     COMMUNICATION = "communication"
+    TENSOR_COMMUNICATION = "tensor_communication"
+    PIPELINE_COMMUNICATION = "pipeline_communication"
+    PIPELINE_BUBBLE = "pipeline_bubble"
     DATA = "data"
     OPTIMIZER = "optimizer"
     CHECKPOINT = "checkpoint"
@@ -89,10 +93,13 @@ class Metric(StrEnum):
     MEMORY_BYTES = "catj_rank_memory_bytes"
     CHECKPOINT_STEP = "catj_rank_checkpoint_step"
     RESUMED_STEP = "catj_rank_resumed_step"
+    RECONFIGURATIONS = "catj_rank_reconfigurations_total"
+    RECONFIGURATION_SECONDS = "catj_rank_reconfiguration_seconds"
 
 
 METRIC_LABELS = ("namespace", "job", "attempt", "rank")
-"""On every series; `PHASE_SECONDS` has `phase` besides."""
+"""On every series; `PHASE_SECONDS` has `phase` besides, and `RECONFIGURATION_SECONDS` has `stage`."""
+RECONFIGURATION_STAGES = ("drain", "save", "rebuild", "load", "first_step")
 
 
 class AgentPhase(StrEnum):
@@ -184,9 +191,50 @@ def _read_message(kind: type, value: object, where: str) -> object:
     return kind(**{name: _read(kinds[name], item, f"{where}.{name}") for name, item in value.items()})
 
 
+class Schedule(StrEnum):
+    """In which order a pipeline's ranks work through forward and backward passes."""
+
+    GPIPE = "gpipe"
+    ONE_FORWARD_ONE_BACKWARD = "1f1b"
+    INTERLEAVED = "interleaved"
+    ZERO_BUBBLE = "zero-bubble"
+    """ZB1P of 2401.10241, on interleaved stages."""
+    ZERO_BUBBLE_V = "zero-bubble-v"
+    """ZBV of 2401.10241: two stages on each rank, in the shape of a V."""
+
+
+class Sharding(StrEnum):
+    """What the data axis splits instead of replicating."""
+
+    NONE = "none"
+    ZERO1 = "zero1"
+    """Weights at rest, and optimizer state; gradients are summed once a step."""
+    ZERO2 = "zero2"
+    """As zero1, and gradients are split after each micro-batch."""
+    ZERO3 = "zero3"
+    """As zero2, and weights are gathered anew for each backward pass."""
+
+
+class Recompute(StrEnum):
+    """Which activations the backward pass computes again instead of keeping them."""
+
+    NONE = "none"
+    SELECTIVE = "selective"
+    """Attention's own, between its projections."""
+    FULL = "full"
+    """All but each layer's input."""
+
+
+class Precision(StrEnum):
+    """The type of activations and matrix products; weights and optimizer state are always fp32."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelPlan(Message):
-    """The bundled decoder's shape."""
+    """The bundled decoder's shape. With `tied_embeddings` the output head is the embedding matrix."""
 
     layers: int
     hidden: int
@@ -195,6 +243,7 @@ class ModelPlan(Message):
     ffn: int
     sequence_length: int
     vocabulary: int
+    tied_embeddings: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -209,6 +258,23 @@ class DegreesPlan(Message):
     def ranks(self) -> int:
         """Ranks of the run."""
         return self.data * self.tensor * self.pipeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class StrategyPlan(Message):
+    """How the degrees are used. No field changes what is trained.
+
+    `interleave` is the number of pipeline stages on each rank; `stage_layers` the layers of each of the
+    pipeline × interleave stages, and empty for an even split.
+    """
+
+    schedule: Schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
+    interleave: int = 1
+    stage_layers: tuple[int, ...] = ()
+    sharding: Sharding = Sharding.NONE
+    recompute: Recompute = Recompute.NONE
+    precision: Precision = Precision.FP32
+    compile: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +307,7 @@ class CheckpointPlan(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class RunPlan(Message):
-    """All that determines a run. Degrees and micro-batch may change between attempts, the rest may not.
+    """All that determines a run. Degrees, strategy and micro-batch may change between attempts, the rest may not.
 
     `data_folder` holds `train.bin`, `heldout.bin` and `manifest.json` as `cost_aware_trainer.data` prepares them.
     """
@@ -252,6 +318,7 @@ class RunPlan(Message):
     checkpoint: CheckpointPlan
     data_folder: str
     degrees: DegreesPlan = field(default_factory=DegreesPlan)
+    strategy: StrategyPlan = field(default_factory=StrategyPlan)
     optimizer: OptimizerPlan = field(default_factory=OptimizerPlan)
     seed: int = 0
     evaluate_every_steps: int = 50
@@ -321,11 +388,43 @@ class AgentStatus(Message):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Reconfiguration(Message):
+    """A newer attempt for ranks that already run: another plan for the same run on the same ranks."""
+
+    attempt: int
+    plan: RunPlan
+
+
+@dataclass(frozen=True, kw_only=True)
 class Control(Message):
     """What the agent writes into the control file of the running attempt, which the ranks look at between steps.
 
-    Ranks agree on a step boundary by the flag's maximum over all of them, save a checkpoint of it, and exit 0.
+    `stop`: ranks agree on a step boundary by the flag's maximum over all of them, save a checkpoint of it, and exit 0.
+    `reconfigure`: when all of them have seen it they go on under its plan from the next boundary, in the same processes.
     """
 
     attempt: int
     stop: bool
+    reconfigure: Reconfiguration | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reconfigured(Message):
+    """What local rank 0 leaves for the agent when the first step under a new plan has ended; times in seconds.
+
+    `drain` counts from the control file's writing to the step boundary, including a checkpoint that was being written.
+    """
+
+    attempt: int
+    step: int
+    drain_seconds: float
+    save_seconds: float
+    rebuild_seconds: float
+    load_seconds: float
+    first_step_seconds: float
+
+    @property
+    def total_seconds(self) -> float:
+        """From the message to the end of the first step."""
+        parts = self.drain_seconds, self.save_seconds, self.rebuild_seconds, self.load_seconds
+        return sum(parts) + self.first_step_seconds

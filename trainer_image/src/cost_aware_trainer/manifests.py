@@ -21,7 +21,7 @@ from cost_aware_trainer.data import sha256_of_file
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 _FOLDER = re.compile(r"step-(\d{8,})")
 
@@ -30,7 +30,7 @@ _FOLDER = re.compile(r"step-(\d{8,})")
 class RunFacts:
     """What must be the same in all attempts of one run; degrees and micro-batch may differ."""
 
-    model: dict[str, int]
+    model: dict[str, int | bool]
     seed: int
     global_samples: int
     data_sha256: str
@@ -38,11 +38,11 @@ class RunFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFacts:
-    """Shape, type and hash of one whole tensor, whichever files its shards lie in."""
+    """Shape, type and content checksum of one whole tensor, whichever files its parts lie in; see `state.checksum`."""
 
     shape: tuple[int, ...]
     dtype: str
-    sha256: str
+    checksum: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class CheckpointManifest:
             if document["format_version"] != FORMAT_VERSION:
                 raise ValueError(f"format version {document['format_version']}, expected {FORMAT_VERSION}")
             tensors = {
-                name: TensorFacts(shape=tuple(facts["shape"]), dtype=facts["dtype"], sha256=facts["sha256"])
+                name: TensorFacts(shape=tuple(facts["shape"]), dtype=facts["dtype"], checksum=facts["checksum"])
                 for name, facts in document["tensors"].items()
             }
             return cls(**{**document, "run": RunFacts(**document["run"]), "tensors": tensors})

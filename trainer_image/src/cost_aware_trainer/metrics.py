@@ -17,6 +17,7 @@ from cost_aware_trainer.contract import (
     ENV_NAMESPACE,
     METRIC_LABELS,
     METRICS_PORT,
+    RECONFIGURATION_STAGES,
     Metric,
     Phase,
 )
@@ -40,7 +41,10 @@ HELP = {
     Metric.MEMORY_BYTES: "Peak memory: allocated on the CUDA device, or resident on a CPU.",
     Metric.CHECKPOINT_STEP: "Step of the newest finished checkpoint.",
     Metric.RESUMED_STEP: "Step that this attempt resumed from; 0 for a fresh start.",
+    Metric.RECONFIGURATIONS: "Times that this process went on under another plan without being restarted.",
+    Metric.RECONFIGURATION_SECONDS: "How long the last of them took, by stage, from the order to the first step's end.",
 }
+_MORE_LABELS = {Metric.PHASE_SECONDS: ("phase",), Metric.RECONFIGURATION_SECONDS: ("stage",)}
 _COUNTERS = frozenset(metric for metric in Metric if metric.endswith("_total"))
 
 
@@ -59,15 +63,42 @@ class RankMetrics:
         self._counters: dict[Metric, Counter] = {}
         self._gauges: dict[Metric, Gauge] = {}
         for metric in Metric:
-            labels = (*METRIC_LABELS, "phase") if metric is Metric.PHASE_SECONDS else METRIC_LABELS
+            labels = (*METRIC_LABELS, *_MORE_LABELS.get(metric, ()))
             if metric in _COUNTERS:
                 # prometheus_client appends `_total` itself.
                 name = metric.removesuffix("_total")
                 self._counters[metric] = Counter(name, HELP[metric], labels, registry=self.registry)
             else:
                 self._gauges[metric] = Gauge(metric, HELP[metric], labels, registry=self.registry)
+        self._show_all()
+
+    def _show_all(self) -> None:
+        """Makes series exist before they have a value to show."""
         for phase in Phase:
             self._counters[Metric.PHASE_SECONDS].labels(**self._labels, phase=phase.value)
+        for stage in RECONFIGURATION_STAGES:
+            self._gauges[Metric.RECONFIGURATION_SECONDS].labels(**self._labels, stage=stage)
+        self._counters[Metric.RECONFIGURATIONS].labels(**self._labels)
+
+    def start_attempt(self, attempt: int) -> None:
+        """Goes on under another attempt's label; gauges keep their values, counters start again."""
+        kept = {
+            metric: gauge.labels(**self._labels)._value.get()
+            for metric, gauge in self._gauges.items()
+            if metric not in _MORE_LABELS
+        }
+        for series in (*self._gauges.values(), *self._counters.values()):
+            series.clear()
+        self._labels["attempt"] = str(attempt)
+        self._show_all()
+        for metric, value in kept.items():
+            self.set(metric, value)
+
+    def add_reconfiguration(self, seconds: dict[str, float]) -> None:
+        """Notes a reconfiguration and how long its stages took."""
+        self.add(Metric.RECONFIGURATIONS, 1)
+        for stage, stage_seconds in seconds.items():
+            self._gauges[Metric.RECONFIGURATION_SECONDS].labels(**self._labels, stage=stage).set(stage_seconds)
 
     def set(self, metric: Metric, value: float) -> None:
         """Sets a gauge."""

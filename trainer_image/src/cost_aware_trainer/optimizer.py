@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -19,18 +20,19 @@ def learning_rate(plan: OptimizerPlan, step: int, total_steps: int) -> float:
     return plan.minimum_learning_rate + span * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def build_optimizer(model: nn.Module, plan: OptimizerPlan) -> torch.optim.AdamW:
-    """AdamW over a model's parameters; norms, embeddings and other vectors do not decay."""
+def build_optimizer(named: Iterable[tuple[str, nn.Parameter]], plan: OptimizerPlan) -> torch.optim.AdamW:
+    """AdamW over named parameters; norms, embeddings and other vectors do not decay."""
     decaying: list[nn.Parameter] = []
     constant: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():
+    for name, parameter in named:
         is_matrix = parameter.dim() > 1 and not name.startswith("embedding.")
         (decaying if is_matrix else constant).append(parameter)
     groups = [
         {"params": decaying, "weight_decay": plan.weight_decay},
         {"params": constant, "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=plan.learning_rate, betas=(0.9, 0.95), eps=1e-8)
+    filled = [group for group in groups if group["params"]]
+    return torch.optim.AdamW(filled, lr=plan.learning_rate, betas=(0.9, 0.95), eps=1e-8)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

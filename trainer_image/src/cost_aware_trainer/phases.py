@@ -50,6 +50,10 @@ class PhaseClock:
         self._seconds[source] -= moved
         self._seconds[target] += moved
 
+    def settle(self) -> None:
+        """Books everything until now, and waits for the device, so that what it measured can be read."""
+        self._switch(self._phase)
+
     def lap(self) -> Lap:
         """Ends a step and starts the next."""
         self._switch(self._phase)

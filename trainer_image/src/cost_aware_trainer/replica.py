@@ -1,77 +1,159 @@
-"""The data-parallel replica of a model: gradients summed over ranks, and how long that held the ranks up."""
+"""This rank's part of the model under a plan's degrees: built, filled, stepped and evaluated."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from cost_aware_trainer.collectives import Ranks, ring_bytes
-
-BUCKET_MEBIBYTES = 4
-"""Small enough that the bundled models' gradients travel while the backward pass still computes."""
+from cost_aware_trainer.contract import Precision, RunPlan, Sharding
+from cost_aware_trainer.gradients import DataSum, Held, local, squared_norm, sum_shared
+from cost_aware_trainer.layout import Box, Stage, box_of, stages_of
+from cost_aware_trainer.mesh import Mesh
+from cost_aware_trainer.models.decoder import Decoder, initial_value, shape_of
+from cost_aware_trainer.pipeline import Pipeline
+from cost_aware_trainer.tensor_parallel import TensorAxis
+from cost_aware_trainer.traffic import Axis
 
 
 class Replica:
-    """A model under DDP whose hook *sums* gradients: the loss is already divided by the global batch.
+    """One rank's stages of one data-parallel replica. Memory is allocated, but not filled.
 
-    Exposed communication is what remains when the last bucket of gradients is ready: from there to the end of the
-    backward pass nothing is left to compute. Waiting for a slower peer is part of it.
+    Gradients are *sums* over samples: the loss is divided by the global batch before the backward pass, so no degree
+    enters into them.
     """
 
-    def __init__(self, model: nn.Module, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self.module: nn.Module = model
-        self._last_bucket_seconds: float | None = None
-        self._last_bucket_event: Any = None
-        self.communicated_bytes = 0.0
-        """Bytes that this rank sent for gradients since the start (ring formula)."""
-        if ranks.size > 1:
-            device_ids = [ranks.local_rank] if ranks.device.type == "cuda" else None
-            parallel = DistributedDataParallel(
-                model, device_ids=device_ids, bucket_cap_mb=BUCKET_MEBIBYTES, gradient_as_bucket_view=True
+    def __init__(self, plan: RunPlan, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        self._plan, self._mesh = plan, mesh
+        self._tensor = TensorAxis(mesh.group(Axis.TENSOR), mesh.place.tensor, plan.degrees.tensor, mesh.traffic)
+        self.is_sharded = plan.strategy.sharding is not Sharding.NONE and plan.degrees.data > 1
+        self._micro_batches = plan.batch.global_samples // plan.degrees.data // plan.batch.micro_samples
+        stages = stages_of(mesh.place.pipeline, plan)
+        self._parts = [(stage, self._build(stage)) for stage in stages]
+        self.held = self._hold(shapes)
+        self._data_sum = self._watch() if plan.degrees.data > 1 and not self.is_sharded else None
+        self._pipeline = Pipeline(plan, mesh, self._tensor, self._parts) if plan.degrees.pipeline > 1 else None
+        self.needs_tokens = any(stage.is_first or stage.is_last for stage in stages)
+        """Whether this rank holds an end of the pipeline."""
+        self.reports = any(stage.is_last for stage in stages) and mesh.place.tensor == 0
+        """Whether this rank alone speaks for its replica: of its loss, and of what was trained."""
+
+    def _build(self, stage: Stage) -> Decoder:
+        strategy, device = self._plan.strategy, self._mesh.ranks.device
+        with torch.device("meta"):
+            part = Decoder(shape_of(self._plan.model, strategy, self._tensor), stage)
+        if strategy.compile:
+            for layer in part.layers.values():
+                layer.compile()
+        if self.is_sharded:
+            self._shard(part)
+        part.to_empty(device=device)
+        return part
+
+    def _shard(self, part: Decoder) -> None:
+        """Splits weights, gradients and optimizer state over the data axis (ZeRO, 1910.02054), a layer at a time."""
+        strategy = self._plan.strategy
+        policy = MixedPrecisionPolicy()
+        if strategy.precision is Precision.BF16:
+            policy = MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )
-            # A lambda, because DDP compares annotations with its own types, and here they are strings.
-            parallel.register_comm_hook(None, lambda _, bucket: self._sum_bucket(bucket))
-            self.module = parallel
+        keeps = strategy.sharding is not Sharding.ZERO3
+        for module in (*part.layers.values(), part):
+            sharded = fully_shard(module, mesh=self._mesh.data, reshard_after_forward=not keeps, mp_policy=policy)
+            sharded.set_gradient_divide_factor(1.0)
+            # gloo has no scaled sum
+            sharded.set_force_sum_reduction_for_comms(True)
 
-    def _sum_bucket(self, bucket: Any) -> torch.futures.Future[Tensor]:
-        """DDP's communication hook; called on the autograd thread as each bucket becomes ready."""
-        buffer = bucket.buffer()
-        if bucket.is_last():
-            self._last_bucket_seconds = time.perf_counter()
-            if self._ranks.device.type == "cuda":
-                self._last_bucket_event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                self._last_bucket_event.record()
-        self.communicated_bytes += ring_bytes(buffer.numel() * buffer.element_size(), self._ranks.size)
-        work = dist.all_reduce(buffer, async_op=True)
-        assert work is not None  # noqa: S101  async_op always returns one to members of the group
-        summed: torch.futures.Future[Tensor] = work.get_future().then(lambda future: future.value()[0])
-        return summed
+    def _hold(self, shapes: Mapping[str, tuple[int, ...]]) -> list[Held]:
+        plan, place = self._plan, self._mesh.place
+        sharding = plan.strategy.sharding
+        return [
+            Held(
+                name,
+                parameter,
+                box_of(name, shapes[name], place, plan.degrees, sharding),
+                is_copy=name == "embedding.weight" and not stage.is_first,
+            )
+            for stage, part in self._parts
+            for name, parameter in part.named_parameters()
+        ]
 
-    @contextmanager
-    def accumulating(self, *, is_last: bool) -> Iterator[None]:
-        """Around forward and backward of one micro-batch: gradients are exchanged only with the last."""
-        silent = isinstance(self.module, DistributedDataParallel) and not is_last
-        with self.module.no_sync() if silent else nullcontext():  # type: ignore[operator]
-            yield
+    def _watch(self) -> DataSum:
+        data_sum = DataSum(self._mesh, self._micro_batches)
+        data_sum.watch([held.parameter for held in self.held])
+        return data_sum
 
-    def backward(self, loss: Tensor) -> float:
-        """The backward pass; returns the seconds of exposed communication in it."""
-        self._last_bucket_seconds = None
-        loss.backward()  # type: ignore[no-untyped-call]
-        if self._last_bucket_seconds is None:
-            return 0.0
-        if self._ranks.device.type != "cuda":
-            return time.perf_counter() - self._last_bucket_seconds
-        ended: Any = torch.cuda.Event(enable_timing=True)
-        ended.record()
-        ended.synchronize()
-        milliseconds: float = self._last_bucket_event.elapsed_time(ended)
-        return milliseconds / 1000
+    def fill(self, value_of: Callable[[str, Box], Tensor]) -> None:
+        """Sets every parameter's part to what `value_of` gives for its name and box."""
+        for held in self.held:
+            held.value.copy_(value_of(held.name, held.box))
+
+    def initialise(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
+        """Sets all parameters to the run's first values, which depend on their names and the seed only."""
+        model = self._plan.model
+        self.fill(lambda name, box: initial_value(name, shapes[name], model, seed)[box.slices()])
+
+    def step(self, micro_batches: Iterable[Tensor], scale: float) -> float:
+        """Forward and backward over this replica's micro-batches of tokens (samples, sequence_length + 1).
+
+        Gradients of `scale` × the summed loss are then summed over all ranks that share a parameter. Returns the summed
+        loss where `reports` is true, and something to ignore elsewhere.
+        """
+        for held in self.held:
+            held.parameter.grad = None
+        if self._data_sum:
+            self._data_sum.begin()
+        pipeline = self._pipeline
+        loss_sum = pipeline.step(list(micro_batches), scale) if pipeline else self._accumulate(micro_batches, scale)
+        if self._data_sum:
+            self._data_sum.finish()
+        sum_shared(self._mesh, self.held)
+        if self.is_sharded:
+            self._mesh.traffic.count(Axis.DATA, self._sharded_bytes())
+        return loss_sum
+
+    def _accumulate(self, micro_batches: Iterable[Tensor], scale: float) -> float:
+        (_, part), *_ = self._parts
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self._mesh.ranks.device)
+        for index, tokens in enumerate(micro_batches):
+            if isinstance(part, FSDPModule) and self._plan.strategy.sharding is Sharding.ZERO1:
+                part.set_requires_gradient_sync(index == self._micro_batches - 1)
+            loss = self._tensor.summed_loss(part(tokens[:, :-1]), tokens[:, 1:])
+            (loss * scale).backward()  # type: ignore[no-untyped-call]
+            loss_sum += loss.detach()
+        return float(loss_sum)
+
+    def _sharded_bytes(self) -> float:
+        """What fully_shard sends in a step: one gather of weights and one scatter of gradients, or more of both."""
+        degree, strategy = self._plan.degrees.data, self._plan.strategy
+        weights_bytes = sum(held.value.numel() for held in self.held) * (degree - 1)
+        gathered_bytes = weights_bytes * (2 if strategy.precision is Precision.BF16 else 4)
+        often = 1 if self._pipeline or strategy.sharding is Sharding.ZERO1 else self._micro_batches
+        gathers = (2 if strategy.sharding is Sharding.ZERO3 else 1) * self._micro_batches
+        return float(gathers * gathered_bytes + often * weights_bytes * 4)
+
+    def squared_gradient_norm(self) -> float:
+        """This rank's share of the squared norm of the whole model's gradient."""
+        return squared_norm(self._mesh, self.held, is_sharded=self.is_sharded)
+
+    def losses(self, tokens: Tensor) -> Tensor | None:
+        """Losses of tokens (samples, sequence_length + 1) by position, where `reports` may be true; None elsewhere.
+
+        All ranks of the replica must call it with the same tokens.
+        """
+        if self._pipeline:
+            logits = self._pipeline.forward(tokens[:, :-1])
+        else:
+            (_, part), *_ = self._parts
+            logits = part(tokens[:, :-1])
+        return None if logits is None else self._tensor.losses(logits, tokens[:, 1:])
+
+    def modules(self) -> list[nn.Module]:
+        """This rank's stages."""
+        return [part for _, part in self._parts]
+
+
+__all__ = ["Held", "Replica", "local"]

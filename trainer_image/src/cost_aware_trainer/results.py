@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 import types
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from cost_aware_trainer.contract import ENV_ATTEMPT, ENV_CONTROL_FILE, ENV_RESULT_FILE, Control, RunResult
+from cost_aware_trainer.contract import (
+    ENV_ATTEMPT,
+    ENV_CONTROL_FILE,
+    ENV_RECONFIGURED_FILE,
+    ENV_RESULT_FILE,
+    Control,
+    Reconfiguration,
+    Reconfigured,
+    RunResult,
+)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -27,18 +37,24 @@ class Surroundings:
     attempt: int
     control_file: Path | None
     result_file: Path | None
+    reconfigured_file: Path | None = None
 
     @classmethod
     def from_environment(cls) -> Surroundings:
         """Reads the contract's variables."""
-        control, result = os.environ.get(ENV_CONTROL_FILE), os.environ.get(ENV_RESULT_FILE)
-        attempt = int(os.environ.get(ENV_ATTEMPT, "0"))
-        return cls(attempt, Path(control) if control else None, Path(result) if result else None)
+        names = (ENV_CONTROL_FILE, ENV_RESULT_FILE, ENV_RECONFIGURED_FILE)
+        control, result, reconfigured = (Path(os.environ[name]) if os.environ.get(name) else None for name in names)
+        return cls(int(os.environ.get(ENV_ATTEMPT, "0")), control, result, reconfigured)
 
     def write_result(self, result: RunResult) -> None:
         """Leaves a result for the agent, if there is one to read it."""
         if self.result_file:
             write_atomically(self.result_file, result.to_json())
+
+    def write_reconfigured(self, reconfigured: Reconfigured) -> None:
+        """Tells the agent, if there is one, that the ranks go on under a new plan."""
+        if self.reconfigured_file and os.environ.get("LOCAL_RANK", "0") == "0":
+            write_atomically(self.reconfigured_file, reconfigured.to_json())
 
 
 class StopSignal:
@@ -47,6 +63,8 @@ class StopSignal:
     def __init__(self, surroundings: Surroundings) -> None:
         self._surroundings = surroundings
         self._signalled = False
+        self._version = (0, 0)
+        self._known: Control | None = None
 
     def listen(self) -> None:
         """Takes SIGTERM as a wish to stop at the next step boundary; from the main thread only."""
@@ -57,10 +75,30 @@ class StopSignal:
 
     def is_set(self) -> bool:
         """Looks at both; an unreadable control file raises, for the agent writes it whole."""
-        if self._signalled or self._surroundings.control_file is None:
-            return self._signalled
-        control = Control.from_json(self._surroundings.control_file.read_text())
-        return control.stop and control.attempt == self._surroundings.attempt
+        control = self._control()
+        # A run that was reconfigured has a later attempt than the one that it was started for.
+        is_told = control is not None and control.stop and control.attempt >= self._surroundings.attempt
+        return self._signalled or is_told
+
+    def reconfiguration(self) -> Reconfiguration | None:
+        """The newest other plan that the agent has written, if any."""
+        control = self._control()
+        return control.reconfigure if control else None
+
+    def written_seconds_ago(self) -> float:
+        """How long ago the control file was written, by the clock of the node."""
+        path = self._surroundings.control_file
+        return max(0.0, time.time() - path.stat().st_mtime) if path else 0.0
+
+    def _control(self) -> Control | None:
+        """The control file's content, read anew only when the agent has replaced it."""
+        path = self._surroundings.control_file
+        if path is None:
+            return None
+        version = path.stat().st_mtime_ns, path.stat().st_ino
+        if version != self._version:
+            self._version, self._known = version, Control.from_json(path.read_text())
+        return self._known
 
 
 class StepsLog:

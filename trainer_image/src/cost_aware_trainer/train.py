@@ -8,31 +8,40 @@ Started by torchrun, under the agent or by hand:
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import nn
+from torch import Tensor
 
+from cost_aware_trainer.arrangement import Arrangement
 from cost_aware_trainer.checkpoint import Checkpointer, CheckpointError, Progress
-from cost_aware_trainer.collectives import Ranks, StepVote, combine, combine_bytes
-from cost_aware_trainer.contract import AgentPhase, Metric, Phase, RunPlan, RunResult
+from cost_aware_trainer.collectives import Ranks, StepVote, combine, combine_bytes, disconnect
+from cost_aware_trainer.contract import AgentPhase, Metric, Phase, Reconfiguration, Reconfigured, RunPlan, RunResult
 from cost_aware_trainer.data import Corpus, DataError
-from cost_aware_trainer.evaluation import heldout_loss
 from cost_aware_trainer.manifests import RunFacts
 from cost_aware_trainer.metrics import RankMetrics, peak_memory_bytes
-from cost_aware_trainer.models.decoder import Decoder, initialise, summed_loss
-from cost_aware_trainer.optimizer import build_optimizer, learning_rate, set_learning_rate
+from cost_aware_trainer.models.decoder import parameter_shapes
+from cost_aware_trainer.optimizer import learning_rate
 from cost_aware_trainer.phases import PhaseClock
-from cost_aware_trainer.replica import Replica
+from cost_aware_trainer.reconfigure import Carried, Stopwatch, check_successor, hand_over
 from cost_aware_trainer.results import StepsLog, Surroundings
-from cost_aware_trainer.samples import SampleOrder, Shard, add_checksums, checksum, checksum_text
+from cost_aware_trainer.samples import SampleOrder, add_checksums, checksum, checksum_text
+from cost_aware_trainer.traffic import Axis
 from cost_aware_trainer.validation import InvalidRunError
 
 logger = logging.getLogger(__name__)
+
+_EXPOSED = {
+    Axis.DATA: Phase.COMMUNICATION,
+    Axis.TENSOR: Phase.TENSOR_COMMUNICATION,
+    Axis.PIPELINE: Phase.PIPELINE_COMMUNICATION,
+}
+"""The phase of what a rank waits for on each axis."""
 
 
 class DivergedError(RuntimeError):
@@ -57,6 +66,15 @@ def open_corpus(plan: RunPlan, ranks: Ranks) -> Corpus:
     return corpus
 
 
+@dataclass(frozen=True)
+class Succession:
+    """How a run learns of another plan, and how its ranks meet again to go on under it."""
+
+    newest: Callable[[], Reconfiguration | None]
+    written_seconds_ago: Callable[[], float]
+    rejoin: Callable[[str], Ranks]
+
+
 class Trainer:
     """All that one rank holds of a run.
 
@@ -73,22 +91,22 @@ class Trainer:
         metrics: RankMetrics,
         steps_log: StepsLog,
         wants_stop: Callable[[], bool],
+        succession: Succession | None = None,
     ) -> None:
         self._plan, self._ranks, self._attempt = plan, ranks, surroundings.attempt
         self._metrics, self._steps_log, self._wants_stop = metrics, steps_log, wants_stop
+        self._surroundings, self._succession = surroundings, succession
+        self._stage_seconds: dict[str, float] = {}
         self._corpus = open_corpus(plan, ranks)
         self._order = SampleOrder(self._corpus.windows, plan.seed)
-        self._shard = Shard(plan.batch.global_samples, ranks.rank, plan.degrees.data)
-        self._model = Decoder(plan.model)
-        initialise(self._model, plan.seed)
-        self._model.to(ranks.device)
-        self._optimizer = build_optimizer(self._model, plan.optimizer)
+        self._shapes = parameter_shapes(plan.model)
+        self._arrangement = Arrangement(plan, ranks, self._shapes)
         self._checkpointer = Checkpointer(plan.checkpoint, ranks, self._facts())
         self._progress = Progress()
         self._heldout_loss: float | None = None
         self._save_failure = ""
+        self._is_superseded = False
         self._resume()
-        self._replica = Replica(self._model, ranks)
         self._clock = PhaseClock(synchronise=ranks.synchronise)
         self._saved_at_seconds = time.monotonic()
 
@@ -102,8 +120,11 @@ class Trainer:
 
     def _resume(self) -> None:
         self._checkpointer.check_folder()
-        found = self._checkpointer.resume(self._model, self._optimizer)
-        if found:
+        arrangement = self._arrangement
+        found = self._checkpointer.resume(arrangement.parts(), arrangement.checksums, self._shapes)
+        if not found:
+            arrangement.initialise()
+        else:
             self._progress = Progress(found.step, int(found.samples_checksum, 16), found.loss)
         if self._ranks.is_first:
             logger.info(
@@ -125,6 +146,8 @@ class Trainer:
             stopped = False
             while self._progress.step < self._plan.steps and not stopped:
                 stopped = self._step()
+                if self._is_superseded and not stopped and self._progress.step < self._plan.steps:
+                    self._reconfigure()
         finally:
             self._checkpointer.close()
         if self._progress.step < self._plan.steps:
@@ -153,8 +176,10 @@ class Trainer:
         with self._clock.phase(Phase.COMMUNICATION):
             agreed = combine(self._ranks, vote)
         loss = agreed.loss_sum / (self._plan.batch.global_samples * self._plan.model.sequence_length)
-        gradient_norm, rate = self._update(step, loss)
+        gradient_norm = math.sqrt(agreed.squared_norm)
+        rate = self._update(step, loss, gradient_norm)
         self._progress = Progress(step, add_checksums(self._progress.checksum, agreed.checksum), loss)
+        self._is_superseded = agreed.is_ready
         if agreed.save_failed:
             self._settle_save()
         is_last = step == self._plan.steps
@@ -166,38 +191,83 @@ class Trainer:
         return agreed.wants_stop
 
     def _accumulate(self) -> StepVote:
-        """Forward and backward over this rank's share of the step; gradients are summed over ranks with the last."""
-        micro_samples, tokens_per_sample = self._plan.batch.micro_samples, self._plan.model.sequence_length
-        batches = list(self._shard.micro_batches(self._progress.step, micro_samples))
-        scale = 1.0 / (self._plan.batch.global_samples * tokens_per_sample)
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._ranks.device)
-        trained = 0
-        self._optimizer.zero_grad(set_to_none=False)
-        for index, positions in enumerate(batches):
-            with self._clock.phase(Phase.DATA):
-                windows = self._order.at(positions)
-                tokens = torch.from_numpy(self._corpus.train_windows(windows)).to(self._ranks.device)
-                trained = add_checksums(trained, checksum(positions, windows))
-            with self._replica.accumulating(is_last=index == len(batches) - 1):
-                loss = summed_loss(self._replica.module(tokens[:, :-1]), tokens[:, 1:])
-                exposed_seconds = self._replica.backward(loss * scale)
-            self._clock.move(Phase.COMPUTE, Phase.COMMUNICATION, exposed_seconds)
-            loss_sum += loss.detach()
-        return StepVote(float(loss_sum), trained, self._wants_stop(), self._is_save_due(), self._save_has_failed())
+        """Forward and backward over this rank's share of the step, whose gradients are then summed over the ranks."""
+        arrangement, self._trained = self._arrangement, 0
+        loss_sum, squared_norm = arrangement.accumulate(self._micro_batches())
+        self._clock.settle()
+        for axis, seconds in arrangement.mesh.traffic.take_seconds().items():
+            self._clock.move(Phase.COMPUTE, _EXPOSED[axis], seconds)
+        flags = self._wants_stop(), self._is_save_due(), self._save_has_failed(), self._next_plan() is not None
+        return StepVote(loss_sum, self._trained, squared_norm, *flags)
 
-    def _update(self, step: int, loss: float) -> tuple[float, float]:
-        """Clips, sets the rate and applies the step; returns the gradient's norm before clipping and the rate."""
+    def _micro_batches(self) -> Iterator[Tensor]:
+        """This replica's samples of the step, read when they are needed, noting what is trained."""
+        arrangement = self._arrangement
+        for positions in arrangement.positions(self._progress.step):
+            with self._clock.phase(Phase.DATA):
+                tokens = arrangement.tokens(self._corpus, self._order, positions)
+                if arrangement.reports:
+                    self._trained = add_checksums(self._trained, checksum(positions, self._order.at(positions)))
+            yield tokens
+
+    def _next_plan(self) -> Reconfiguration | None:
+        """The plan of a newer attempt, if this rank has seen one."""
+        newest = self._succession.newest() if self._succession else None
+        return newest if newest and newest.attempt > self._attempt else None
+
+    def _reconfigure(self) -> None:
+        """Goes on under the newest plan, in the same process; the state travels from memory to memory.
+
+        Raises:
+            InvalidRunError: the plan is impossible; nothing has changed yet.
+            CheckpointError: a checkpoint that was being written failed.
+        """
+        succession = self._succession
+        assert succession is not None  # noqa: S101  the ranks have voted for what it told
+        next_plan, started_seconds = self._next_plan(), succession.written_seconds_ago()
+        document = json.loads(next_plan.to_json()) if next_plan else None
+        newest = Reconfiguration.from_document(self._ranks.broadcast_json(document))
+        check_successor(self._plan, newest.plan, self._ranks.size)
+        watch = Stopwatch(started_seconds)
+        self._settle_save()
+        watch.end("drain")
+        carried = Carried.of(self._plan, self._progress.step, self._arrangement.parts())
+        del self._arrangement
+        watch.end("save")
+        disconnect()
+        self._ranks = succession.rejoin(f"attempt-{newest.attempt}")
+        self._checkpointer.join(self._ranks)
+        self._arrangement = Arrangement(newest.plan, self._ranks, self._shapes)
+        watch.end("rebuild")
+        hand_over(carried, newest.plan, self._arrangement.parts(), self._shapes, self._ranks)
+        watch.end("load")
+        self._plan, self._attempt = newest.plan, newest.attempt
+        self._metrics.start_attempt(newest.attempt)
+        self._metrics.set(Metric.RESUMED_STEP, self._progress.step)
+        self._stage_seconds = watch.stage_seconds
+        # The steps' clock starts anew: this time belongs to none of them.
+        self._clock.lap()
+
+    def _note_reconfiguration(self, stage_seconds: dict[str, float]) -> None:
+        """After the first step under a new plan: says how long it took, from the order on."""
+        self._metrics.add_reconfiguration(stage_seconds)
+        seconds = {f"{stage}_seconds": value for stage, value in stage_seconds.items()}
+        told = Reconfigured(attempt=self._attempt, step=self._progress.step, **seconds)
+        self._surroundings.write_reconfigured(told)
+        if self._ranks.is_first:
+            logger.info("attempt %d goes on in process after %.3f s", self._attempt, told.total_seconds)
+
+    def _update(self, step: int, loss: float, norm: float) -> float:
+        """Clips, sets the rate and applies the step; returns the rate."""
         with self._clock.phase(Phase.OPTIMIZER):
-            norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), self._plan.optimizer.gradient_clip))
             if not math.isfinite(loss) or not math.isfinite(norm):
                 raise DivergedError(
                     f"step {step}: loss {loss}, gradient norm {norm}: not finite; the checkpoint of "
                     f"step {self._checkpointer.saved_step} is kept; lower optimizer.learning_rate or warm up longer"
                 )
             rate = learning_rate(self._plan.optimizer, step, self._plan.steps)
-            set_learning_rate(self._optimizer, rate)
-            self._optimizer.step()
-        return norm, rate
+            self._arrangement.update(norm, rate)
+        return rate
 
     def _is_save_due(self) -> bool:
         """Rank 0's clock alone decides; not while a save is under way, which it would have to wait for."""
@@ -217,7 +287,8 @@ class Trainer:
     def _save(self, *, wait: bool) -> None:
         with self._clock.phase(Phase.CHECKPOINT):
             self._settle_save()
-            self._checkpointer.start_save(self._progress, self._attempt, self._model, self._optimizer)
+            arrangement = self._arrangement
+            self._checkpointer.start_save(self._progress, self._attempt, arrangement.parts(), arrangement.checksums)
             if wait:
                 # Rank 0 writes the manifest; nobody leaves before the checkpoint exists.
                 self._settle_save()
@@ -236,8 +307,9 @@ class Trainer:
 
     def _evaluate(self) -> None:
         with self._clock.phase(Phase.EVALUATION):
-            samples, micro_samples = self._plan.evaluation_samples, self._plan.batch.micro_samples
-            self._heldout_loss = heldout_loss(self._model, self._corpus, self._ranks, samples, micro_samples)
+            self._heldout_loss = self._arrangement.heldout_loss(self._corpus)
+        # Evaluation has a phase of its own, whatever it waits for.
+        self._arrangement.mesh.traffic.take_seconds()
         self._metrics.set(Metric.HELDOUT_LOSS, self._heldout_loss)
         if self._ranks.is_first:
             logger.info("step %d: held-out loss %.4f", self._progress.step, self._heldout_loss)
@@ -245,10 +317,15 @@ class Trainer:
     def _report(self, gradient_norm: float, rate: float) -> None:
         """Metrics of this rank; rank 0's line in the steps log."""
         plan, progress = self._plan, self._progress
-        sent_bytes = self._replica.communicated_bytes + combine_bytes(self._ranks)
-        self._replica.communicated_bytes = 0.0
+        sent_bytes = self._arrangement.mesh.traffic.take_bytes()
+        sent_bytes[Axis.DATA] += combine_bytes(self._ranks)
         lap = self._clock.lap()
-        samples = plan.batch.global_samples // plan.degrees.data
+        reconfiguration, self._stage_seconds = self._stage_seconds, {}
+        if reconfiguration:
+            reconfiguration["first_step"] = lap.step_seconds
+            self._note_reconfiguration(reconfiguration)
+        # Every sample counts on all ranks of its replica; over the run's ranks they add up to the global batch.
+        samples = plan.batch.global_samples / plan.degrees.ranks
         gauges = {
             Metric.STEP: progress.step,
             Metric.LOSS: progress.loss or 0.0,
@@ -261,7 +338,7 @@ class Trainer:
         self._metrics.add(Metric.STEPS, 1)
         self._metrics.add(Metric.SAMPLES, samples)
         self._metrics.add(Metric.TOKENS, samples * plan.model.sequence_length)
-        self._metrics.add(Metric.COMMUNICATION_BYTES, sent_bytes)
+        self._metrics.add(Metric.COMMUNICATION_BYTES, sum(sent_bytes.values()))
         self._metrics.add_lap(lap)
         entry = {
             "attempt": self._attempt,
@@ -272,6 +349,7 @@ class Trainer:
             "sample_last": progress.step * plan.batch.global_samples - 1,
             "step_seconds": lap.step_seconds,
             "seconds": {phase.value: seconds for phase, seconds in lap.phase_seconds.items()},
-            "bytes": sent_bytes,
+            **({"reconfiguration_seconds": reconfiguration} if reconfiguration else {}),
+            "bytes": {axis.value: sent for axis, sent in sent_bytes.items()},
         }
         self._steps_log.write(entry)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cost_aware_trainer.contract import DegreesPlan, ModelPlan, RunPlan
+from cost_aware_trainer.contract import DegreesPlan, ModelPlan, RunPlan, Schedule, Sharding
 
 BYTE_VALUES = 256
 
@@ -21,6 +21,10 @@ def check_plan(plan: RunPlan, world_size: int) -> None:
     _check_degrees(plan.degrees, world_size)
     _check_model(plan.model)
     _check_batch(plan)
+    _check_tensor(plan)
+    _check_stages(plan)
+    _check_schedule(plan)
+    _check_strategy(plan)
     _check_optimizer(plan)
 
 
@@ -36,7 +40,9 @@ def _check_positive(plan: RunPlan) -> None:
         "optimizer.learning_rate": plan.optimizer.learning_rate,
         "optimizer.gradient_clip": plan.optimizer.gradient_clip,
     }
-    fields |= {f"model.{name}": getattr(plan.model, name) for name in ModelPlan.__dataclass_fields__}
+    shape = {name: getattr(plan.model, name) for name in ModelPlan.__dataclass_fields__ if name != "tied_embeddings"}
+    fields |= {f"model.{name}": value for name, value in shape.items()}
+    fields["strategy.interleave"] = plan.strategy.interleave
     fields |= {f"degrees.{name}": getattr(plan.degrees, name) for name in DegreesPlan.__dataclass_fields__}
     for name, value in fields.items():
         if not value > 0:
@@ -44,15 +50,12 @@ def _check_positive(plan: RunPlan) -> None:
 
 
 def _check_degrees(degrees: DegreesPlan, world_size: int) -> None:
-    for name in ("tensor", "pipeline"):
-        if getattr(degrees, name) != 1:
-            raise InvalidRunError(
-                f"degrees.{name}: {getattr(degrees, name)} is not supported, this trainer is data-parallel; write 1"
-            )
     if degrees.ranks != world_size:
+        rest = degrees.tensor * degrees.pipeline
+        remedy = f"write data: {world_size // rest} or start" if world_size % rest == 0 else "start"
         raise InvalidRunError(
             f"degrees: data {degrees.data} × tensor {degrees.tensor} × pipeline {degrees.pipeline} = {degrees.ranks} "
-            f"ranks, but {world_size} were started; write data: {world_size} or start {degrees.ranks}"
+            f"ranks, but {world_size} were started; {remedy} {degrees.ranks}"
         )
 
 
@@ -84,6 +87,103 @@ def _check_batch(plan: RunPlan) -> None:
         )
 
 
+def _check_tensor(plan: RunPlan) -> None:
+    """The tensor axis splits heads, the feed-forward layer, the vocabulary and, between layers, the positions."""
+    for name in ("kv_heads", "heads", "ffn", "vocabulary", "sequence_length"):
+        _check_divides("degrees.tensor", plan.degrees.tensor, f"model.{name}", getattr(plan.model, name))
+
+
+def _check_stages(plan: RunPlan) -> None:
+    strategy, layers = plan.strategy, plan.model.layers
+    count = plan.degrees.pipeline * strategy.interleave
+    if layers < count:
+        raise InvalidRunError(
+            f"degrees.pipeline: {plan.degrees.pipeline} × strategy.interleave {strategy.interleave} = {count} stages for "
+            f"model.layers {layers}; write pipeline: {max(1, layers // strategy.interleave)} or fewer"
+        )
+    given = strategy.stage_layers
+    if given and (len(given) != count or sum(given) != layers or min(given) < 1):
+        each, more = divmod(layers, count)
+        even = [each + (stage < more) for stage in range(count)]
+        raise InvalidRunError(
+            f"strategy.stage_layers: {list(given)} are not {count} positive counts (degrees.pipeline × "
+            f"strategy.interleave) that add up to model.layers {layers}; write {even} or leave it out"
+        )
+
+
+_INTERLEAVES = {
+    Schedule.GPIPE: (1, 1),
+    Schedule.ONE_FORWARD_ONE_BACKWARD: (1, 1),
+    Schedule.INTERLEAVED: (2, 64),
+    Schedule.ZERO_BUBBLE: (1, 64),
+    Schedule.ZERO_BUBBLE_V: (2, 2),
+}
+"""The least and the most stages on each rank that a schedule can work with."""
+
+
+def _check_schedule(plan: RunPlan) -> None:
+    """What each of torch's schedules needs of the number of stages and of micro-batches; one stage needs nothing."""
+    schedule, interleave, pipeline = plan.strategy.schedule, plan.strategy.interleave, plan.degrees.pipeline
+    least, most = _INTERLEAVES[schedule] if pipeline > 1 else (1, 1)
+    if not least <= interleave <= most:
+        why = f"strategy.schedule {schedule}" if pipeline > 1 else "degrees.pipeline 1"
+        raise InvalidRunError(
+            f"strategy.interleave: {interleave} does not go with {why}; write {min(max(interleave, least), most)}"
+        )
+    if pipeline == 1:
+        return
+    micros = plan.batch.global_samples // plan.degrees.data // plan.batch.micro_samples
+    if schedule is Schedule.ONE_FORWARD_ONE_BACKWARD and micros < pipeline:
+        raise InvalidRunError(_too_few(plan, micros, pipeline))
+    if schedule is Schedule.ZERO_BUBBLE_V and micros < 2 * pipeline - 1:
+        raise InvalidRunError(_too_few(plan, micros, 2 * pipeline - 1))
+    rounds = max(1, micros // pipeline)
+    if schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE) and micros % rounds:
+        raise InvalidRunError(
+            f"batch.micro_samples: {plan.batch.micro_samples} gives {micros} micro-batches, which strategy.schedule "
+            f"{schedule} cannot divide into {rounds} rounds over {pipeline} ranks; {_micros_that(plan, pipeline, 1)}"
+        )
+
+
+def _too_few(plan: RunPlan, micros: int, needed: int) -> str:
+    return (
+        f"batch.micro_samples: {plan.batch.micro_samples} gives {micros} micro-batches, but strategy.schedule "
+        f"{plan.strategy.schedule} needs {needed} for degrees.pipeline {plan.degrees.pipeline}; "
+        f"{_micros_that(plan, plan.degrees.pipeline, needed)}"
+    )
+
+
+def _micros_that(plan: RunPlan, pipeline: int, needed: int) -> str:
+    """The nearest micro-batch that makes for enough micro-batches, and for a multiple of the pipeline's ranks."""
+    samples = plan.batch.global_samples // plan.degrees.data
+    fitting = [micro for micro in divisors(samples) if samples // micro >= needed and samples // micro % pipeline == 0]
+    nearest = min(fitting, key=lambda micro: abs(micro - plan.batch.micro_samples), default=None)
+    return f"write {nearest}" if nearest else "write schedule: gpipe"
+
+
+def _check_strategy(plan: RunPlan) -> None:
+    """Combinations that torch cannot run."""
+    strategy = plan.strategy
+    splits_backward = plan.degrees.pipeline > 1 and strategy.schedule in (Schedule.ZERO_BUBBLE, Schedule.ZERO_BUBBLE_V)
+    if not splits_backward:
+        return
+    if strategy.compile:
+        raise InvalidRunError(
+            f"strategy.compile: true does not go with strategy.schedule {strategy.schedule}, whose backward pass is in two "
+            "parts; write false"
+        )
+    if strategy.recompute != "none":
+        raise InvalidRunError(
+            f"strategy.recompute: {strategy.recompute} does not go with strategy.schedule {strategy.schedule}, which "
+            "would compute everything again for each of its two backward passes; write none"
+        )
+    if strategy.sharding is not Sharding.NONE and plan.degrees.data > 1:
+        raise InvalidRunError(
+            f"strategy.sharding: {strategy.sharding} does not go with strategy.schedule {strategy.schedule}; write none, "
+            "or schedule: 1f1b"
+        )
+
+
 def _check_optimizer(plan: RunPlan) -> None:
     optimizer = plan.optimizer
     if not 0 <= optimizer.minimum_learning_rate <= optimizer.learning_rate:
@@ -101,7 +201,8 @@ def _check_divides(name: str, value: int, of: str, whole: int) -> None:
         valid = divisors(whole)
         below = max((d for d in valid if d < value), default=1)
         above = min((d for d in valid if d > value), default=whole)
-        raise InvalidRunError(f"{name}: {value} does not divide {of} {whole}; write {below} or {above}")
+        nearest = f"{below} or {above}" if above != below else f"{below}"
+        raise InvalidRunError(f"{name}: {value} does not divide {of} {whole}; write {nearest}")
 
 
 def divisors(number: int) -> list[int]:

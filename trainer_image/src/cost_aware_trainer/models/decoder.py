@@ -1,121 +1,199 @@
-"""The bundled decoder transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, an untied head.
+"""The bundled decoder transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU; the head tied or not.
 
-Layers sit in a ModuleDict keyed by their global index, so that a layer's parameter names are the same whichever ranks
-hold it. Nothing but parameters is state: the rotary tables are computed, so a checkpoint has no buffers to lose.
+Any stage of a pipeline and any rank of the tensor axis builds its own part of it. Layers sit in a ModuleDict keyed by
+their global index, so that a parameter's name is the same whichever rank holds it. Nothing but parameters is state: the
+rotary tables are computed, so a checkpoint has no buffers to lose.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the name the whole field uses
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from cost_aware_trainer.contract import ModelPlan
+from cost_aware_trainer.contract import ModelPlan, Precision, Recompute, StrategyPlan
+from cost_aware_trainer.layout import Stage
+from cost_aware_trainer.tensor_parallel import TensorAxis
+from cost_aware_trainer.traffic import Traffic
 
 ROTARY_BASE = 10_000.0
+COMPUTE_TYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all modules of one rank's part share: the model, the tensor axis, and how to compute."""
+
+    model: ModelPlan
+    tensor: TensorAxis
+    recompute: Recompute = Recompute.NONE
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def head_size(self) -> int:
+        """Width of one attention head."""
+        return self.model.hidden // self.model.heads
+
+
+def whole(model: ModelPlan) -> tuple[Shape, Stage]:
+    """A model that one rank holds alone."""
+    alone = TensorAxis(None, 0, 1, Traffic(torch.device("cpu")))
+    return Shape(model, alone), Stage(0, range(model.layers), is_first=True, is_last=True)
+
+
+def shape_of(model: ModelPlan, strategy: StrategyPlan, tensor: TensorAxis) -> Shape:
+    """The shape that a plan asks for on this rank."""
+    return Shape(model, tensor, strategy.recompute, COMPUTE_TYPES[strategy.precision])
+
+
+class Matrix(nn.Module):
+    """A linear map without bias, or one tensor-parallel rank's part of it, computed in the plan's precision."""
+
+    def __init__(self, inputs: int, outputs: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self._dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, inputs) to (…, outputs)."""
+        return F.linear(x.to(self._dtype), self.weight.to(self._dtype))
 
 
 class RMSNorm(nn.Module):
-    """Root-mean-square normalisation with a learned scale; (..., hidden) to the same shape."""
+    """Root-mean-square normalisation with a learned scale; (..., hidden) to the same shape and type."""
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden))
+        self.weight = nn.Parameter(torch.empty(hidden))
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises the last dimension."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight, eps=1e-6)
+        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), eps=1e-6)
 
 
 class Attention(nn.Module):
     """Causal self-attention in which `heads / kv_heads` query heads share one key and value head."""
 
-    def __init__(self, model: ModelPlan) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.heads, self.kv_heads = model.heads, model.kv_heads
-        self.head_size = model.hidden // model.heads
-        self.query = nn.Linear(model.hidden, model.heads * self.head_size, bias=False)
-        self.key = nn.Linear(model.hidden, model.kv_heads * self.head_size, bias=False)
-        self.value = nn.Linear(model.hidden, model.kv_heads * self.head_size, bias=False)
-        self.output = nn.Linear(model.heads * self.head_size, model.hidden, bias=False)
+        model, degree, size = shape.model, shape.tensor.degree, shape.head_size
+        self._heads, self._kv_heads, self._head_size = model.heads // degree, model.kv_heads // degree, size
+        self._recomputes = shape.recompute is Recompute.SELECTIVE
+        self.query = Matrix(model.hidden, self._heads * size, shape.dtype)
+        self.key = Matrix(model.hidden, self._kv_heads * size, shape.dtype)
+        self.value = Matrix(model.hidden, self._kv_heads * size, shape.dtype)
+        self.output = Matrix(self._heads * size, model.hidden, shape.dtype)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        """(samples, positions, hidden) to the same shape; `rotary` is the cosines and sines of all positions."""
-        samples, positions, _ = x.shape
-        query = self.query(x).view(samples, positions, self.heads, self.head_size).transpose(1, 2)
-        key = self.key(x).view(samples, positions, self.kv_heads, self.head_size).transpose(1, 2)
-        value = self.value(x).view(samples, positions, self.kv_heads, self.head_size).transpose(1, 2)
+        """(samples, positions, hidden) to this rank's part of the sum; `rotary` is cosines and sines of all positions."""
+        parts = self.query(x), self.key(x), self.value(x)
+        if self._recomputes and torch.is_grad_enabled():
+            attended = checkpoint(self._attend, *parts, *rotary, use_reentrant=False)
+        else:
+            attended = self._attend(*parts, *rotary)
+        joined: Tensor = self.output(attended)
+        return joined
+
+    def _attend(self, query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Projections (samples, positions, heads × head_size) to the attended values of the same shape as `query`."""
+        query, key, value = (
+            x.view(*x.shape[:2], heads, self._head_size).transpose(1, 2)
+            for x, heads in ((query, self._heads), (key, self._kv_heads), (value, self._kv_heads))
+        )
+        rotary = cosine.to(query.dtype), sine.to(query.dtype)
         attended = F.scaled_dot_product_attention(
             rotate(query, rotary),
             rotate(key, rotary),
             value,
             is_causal=True,
-            enable_gqa=self.heads != self.kv_heads,
+            enable_gqa=self._heads != self._kv_heads,
         )
-        joined: Tensor = self.output(attended.transpose(1, 2).reshape(samples, positions, -1))
-        return joined
+        return attended.transpose(1, 2).flatten(2)
 
 
 class FeedForward(nn.Module):
     """SwiGLU: `down(silu(gate(x)) * up(x))`."""
 
-    def __init__(self, model: ModelPlan) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.gate = nn.Linear(model.hidden, model.ffn, bias=False)
-        self.up = nn.Linear(model.hidden, model.ffn, bias=False)
-        self.down = nn.Linear(model.ffn, model.hidden, bias=False)
+        hidden, ffn = shape.model.hidden, shape.model.ffn // shape.tensor.degree
+        self.gate = Matrix(hidden, ffn, shape.dtype)
+        self.up = Matrix(hidden, ffn, shape.dtype)
+        self.down = Matrix(ffn, hidden, shape.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., hidden) to the same shape."""
+        """(..., hidden) to this rank's part of the sum."""
         y: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return y
 
 
 class Layer(nn.Module):
-    """One pre-normalised residual layer."""
+    """One pre-normalised residual layer, on this rank's positions."""
 
-    def __init__(self, model: ModelPlan) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(model.hidden)
-        self.attention = Attention(model)
-        self.feed_forward_norm = RMSNorm(model.hidden)
-        self.feed_forward = FeedForward(model)
+        self._tensor = shape.tensor
+        self.attention_norm = RMSNorm(shape.model.hidden)
+        self.attention = Attention(shape)
+        self.feed_forward_norm = RMSNorm(shape.model.hidden)
+        self.feed_forward = FeedForward(shape)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        """(samples, positions, hidden) to the same shape."""
-        x = x + self.attention(self.attention_norm(x), rotary)
-        y: Tensor = x + self.feed_forward(self.feed_forward_norm(x))
-        return y
+        """(samples, positions / tensor degree, hidden) to the same shape."""
+        axis = self._tensor
+        x = x + axis.scatter_sum(self.attention(axis.gather(self.attention_norm(x)), rotary))
+        return x + axis.scatter_sum(self.feed_forward(axis.gather(self.feed_forward_norm(x))))
 
 
 class Decoder(nn.Module):
-    """The whole model: tokens to logits."""
+    """One pipeline stage of the model: from tokens if it is the first, to logits if it is the last."""
 
-    def __init__(self, model: ModelPlan) -> None:
+    def __init__(self, shape: Shape, stage: Stage) -> None:
         super().__init__()
-        self.head_size = model.hidden // model.heads
-        self.embedding = nn.Embedding(model.vocabulary, model.hidden)
-        self.layers = nn.ModuleDict({str(index): Layer(model) for index in range(model.layers)})
-        self.norm = RMSNorm(model.hidden)
-        self.head = nn.Linear(model.hidden, model.vocabulary, bias=False)
+        model, rows = shape.model, shape.model.vocabulary // shape.tensor.degree
+        self._shape, self._stage = shape, stage
+        is_tied = model.tied_embeddings
+        if stage.is_first or (stage.is_last and is_tied):
+            self.embedding = nn.Embedding(rows, model.hidden)
+        self.layers = nn.ModuleDict({str(index): Layer(shape) for index in stage.layers})
+        if stage.is_last:
+            self.norm = RMSNorm(model.hidden)
+        if stage.is_last and not is_tied:
+            self.head = Matrix(model.hidden, rows, shape.dtype)
         self._rotary: tuple[Tensor, Tensor] | None = None
 
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Tokens (samples, positions) of int64 to logits (samples, positions, vocabulary)."""
-        rotary = self._rotary_tables(tokens.shape[1], tokens.device)
-        x = self.embedding(tokens)
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens (samples, positions), or what the stage before returned, to the next stage's input, or to logits.
+
+        Between stages: (samples, positions / tensor degree, hidden). Logits: (samples, positions, vocabulary / tensor
+        degree).
+        """
+        axis = self._shape.tensor
+        if self._stage.is_first:
+            x = axis.embed(x, self.embedding.weight.to(self._shape.dtype))
+        rotary = self._rotary_tables(x.shape[1] * axis.degree, x.device)
         for layer in self.layers.values():
-            x = layer(x, rotary)
-        logits: Tensor = self.head(self.norm(x))
+            if self._shape.recompute is Recompute.FULL and torch.is_grad_enabled():
+                x = checkpoint(layer, x, rotary, use_reentrant=False)
+            else:
+                x = layer(x, rotary)
+        if not self._stage.is_last:
+            return x
+        x = axis.gather(self.norm(x))
+        if self._shape.model.tied_embeddings:
+            return F.linear(x, self.embedding.weight.to(x.dtype))
+        logits: Tensor = self.head(x)
         return logits
 
     def _rotary_tables(self, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines (positions, head_size / 2), kept between calls outside of the module's state."""
         if self._rotary is None or self._rotary[0].shape[0] != positions or self._rotary[0].device != device:
-            self._rotary = rotary_tables(positions, self.head_size, device)
+            self._rotary = rotary_tables(positions, self._shape.head_size, device)
         return self._rotary
 
 
@@ -133,33 +211,24 @@ def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
-def summed_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross-entropy summed over all positions, in nats, computed in float32 whatever the logits' type."""
-    return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
+def initial_value(name: str, shape: tuple[int, ...], model: ModelPlan, seed: int) -> Tensor:
+    """A whole parameter's first value, from the run's seed and the parameter's own name.
 
-
-def initialise(decoder: Decoder, seed: int) -> None:
-    """Fills every parameter from the run's seed and the parameter's own name.
-
-    So a parameter's first value depends neither on the order in which modules are built nor on which rank builds them.
-    Residual outputs are scaled by 1 / sqrt(2 × layers), as in GPT-2.
+    So it depends neither on the order in which modules are built nor on which rank builds which part of it. Residual
+    outputs are scaled by 1 / sqrt(2 × layers), as in GPT-2.
     """
-    residual_scale = 1.0 / math.sqrt(2 * max(1, len(decoder.layers)))
-    for name, parameter in decoder.named_parameters():
-        with torch.no_grad():
-            if parameter.dim() == 1:
-                parameter.fill_(1.0)
-                continue
-            digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-            generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-            deviation = 0.02 if name == "head.weight" else 1.0 / math.sqrt(parameter.shape[1])
-            if name.endswith(("attention.output.weight", "feed_forward.down.weight")):
-                deviation *= residual_scale
-            parameter.copy_(torch.randn(parameter.shape, generator=generator) * deviation)
+    if len(shape) == 1:
+        return torch.ones(shape)
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+    deviation = 0.02 if name == "head.weight" else 1.0 / math.sqrt(shape[1])
+    if name.endswith(("attention.output.weight", "feed_forward.down.weight")):
+        deviation /= math.sqrt(2 * model.layers)
+    return torch.randn(shape, generator=generator) * deviation
 
 
 def parameter_shapes(model: ModelPlan) -> dict[str, tuple[int, ...]]:
     """Names and shapes of all parameters of a plan's model, without allocating them."""
     with torch.device("meta"):
-        decoder = Decoder(model)
+        decoder = Decoder(*whole(model))
     return {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}

@@ -1,0 +1,66 @@
+"""What the ranks of a pool can be asked to do. Arguments and answers are pickled."""
+
+import dataclasses
+
+from cost_aware_trainer.contract import Reconfiguration, RunPlan
+from cost_aware_trainer.metrics import RankMetrics
+from cost_aware_trainer.results import Surroundings
+from cost_aware_trainer.state import checkpointable
+from cost_aware_trainer.train import Succession, Trainer
+from cost_aware_trainer.validation import check_plan
+
+
+class MemoryLog:
+    """A steps log that keeps its lines."""
+
+    def __init__(self):
+        self.entries = []
+
+    def write(self, entry):
+        self.entries.append(entry)
+
+
+def train(place, plan, stop_after=None):
+    """Runs a plan from where its checkpoint folder stands to its end, or for `stop_after` steps."""
+    plan = RunPlan.from_json(plan)
+    check_plan(plan, place.size)
+    ranks, log = place.join("first"), MemoryLog()
+    surroundings, metrics = Surroundings(0, None, None), RankMetrics(place.rank)
+    trainer = Trainer(plan, ranks, surroundings, metrics, log, lambda: len(log.entries) + 1 == stop_after)
+    loaded = checksums_of(trainer)
+    result = trainer.run()
+    return {
+        "steps": log.entries,
+        "result": dataclasses.asdict(result),
+        "loaded": loaded,
+        "checksums": checksums_of(trainer),
+    }
+
+
+def reconfigure(place, plan, successors):
+    """Runs a plan to its end, going on under another after each of the given steps: {step: plan}."""
+    plan = RunPlan.from_json(plan)
+    check_plan(plan, place.size)
+    ranks, log = place.join("first"), MemoryLog()
+    orders = [
+        (step, Reconfiguration(attempt=number, plan=RunPlan.from_json(text)))
+        for number, (step, text) in enumerate(sorted(successors.items()), start=1)
+    ]
+
+    def newest():
+        seen = [order for step, order in orders if step <= len(log.entries) + 1]
+        return seen[-1] if seen else None
+
+    succession = Succession(newest, lambda: 0.0, place.join)
+    surroundings, metrics = Surroundings(0, None, None), RankMetrics(place.rank)
+    trainer = Trainer(plan, ranks, surroundings, metrics, log, lambda: False, succession)
+    result = trainer.run()
+    return {"steps": log.entries, "result": dataclasses.asdict(result), "checksums": checksums_of(trainer)}
+
+
+def checksums_of(trainer):
+    """Checksums of the run's state as it is in memory, from all ranks' parts."""
+    arrangement = trainer._arrangement
+    parts = arrangement.parts()
+    facts = arrangement.checksums.facts(checkpointable(parts), parts)
+    return {name: fact.checksum for name, fact in facts.items()}

@@ -1,0 +1,30 @@
+"""A process of a rank pool: torch is imported once, then one case after the other runs in it."""
+
+import sys
+import traceback
+from datetime import timedelta
+
+
+def serve(connection, rank, port):
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    from tests.support import pool_cases
+
+    from cost_aware_trainer.collectives import Rendezvous, disconnect
+
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    while True:
+        try:
+            number, world, name, arguments = connection.recv()
+        except EOFError:
+            sys.exit(0)
+        place = Rendezvous(dist.PrefixStore(f"case-{number}", store) if world > 1 else None, rank, world, rank)
+        try:
+            answer = getattr(pool_cases, name)(place, **arguments), ""
+        except BaseException:
+            answer = None, traceback.format_exc()
+        finally:
+            disconnect()
+        connection.send(answer)

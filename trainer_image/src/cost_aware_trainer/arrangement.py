@@ -1,0 +1,75 @@
+"""Everything of a rank that depends on degrees and strategy, so that it can be thrown away and built anew."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from cost_aware_trainer.collectives import Ranks
+from cost_aware_trainer.contract import RunPlan
+from cost_aware_trainer.data import Corpus
+from cost_aware_trainer.evaluation import heldout_loss
+from cost_aware_trainer.gradients import clip
+from cost_aware_trainer.layout import Shape
+from cost_aware_trainer.mesh import build_mesh
+from cost_aware_trainer.optimizer import build_optimizer, set_learning_rate
+from cost_aware_trainer.replica import Replica
+from cost_aware_trainer.samples import SampleOrder, Shard, Uint64Array
+from cost_aware_trainer.state import Checksums, Part, allocate_moments, parts_of
+
+
+class Arrangement:
+    """A rank's mesh, its part of the model and of the optimizer, and its share of every step's samples."""
+
+    def __init__(self, plan: RunPlan, ranks: Ranks, shapes: dict[str, Shape]) -> None:
+        self.plan, self.ranks = plan, ranks
+        self.mesh = build_mesh(ranks, plan)
+        self._shapes = shapes
+        self._replica = Replica(plan, self.mesh, shapes)
+        self._optimizer = build_optimizer([(held.name, held.parameter) for held in self._replica.held], plan.optimizer)
+        allocate_moments(self._optimizer, self._replica.held)
+        self.checksums = Checksums(self.mesh, shapes, is_sharded=self._replica.is_sharded)
+        self._shard = Shard(plan.batch.global_samples, self.mesh.place.data, plan.degrees.data)
+
+    @property
+    def reports(self) -> bool:
+        """Whether this rank speaks for its replica."""
+        return self._replica.reports
+
+    def initialise(self) -> None:
+        """The run's first weights."""
+        self._replica.initialise(self._shapes, self.plan.seed)
+
+    def parts(self) -> list[Part]:
+        """This rank's part of the run's state, in place."""
+        return parts_of(self._replica, self._optimizer, self._shapes)
+
+    def positions(self, step: int) -> Iterator[Uint64Array]:
+        """Global positions of this replica's samples of a step (counted from 0), by micro-batch."""
+        return self._shard.micro_batches(step, self.plan.batch.micro_samples)
+
+    def tokens(self, corpus: Corpus, order: SampleOrder, positions: Uint64Array) -> Tensor:
+        """The samples at positions, (samples, sequence_length + 1); empty on ranks that need none."""
+        if not self._replica.needs_tokens:
+            return torch.empty(0)
+        return torch.from_numpy(corpus.train_windows(order.at(positions))).to(self.ranks.device)
+
+    def accumulate(self, micro_batches: Iterator[Tensor]) -> tuple[float, float]:
+        """Forward and backward of a step; returns this rank's shares of the summed loss and of the squared norm."""
+        plan = self.plan
+        scale = 1.0 / (plan.batch.global_samples * plan.model.sequence_length)
+        loss_sum = self._replica.step(micro_batches, scale)
+        return loss_sum if self.reports else 0.0, self._replica.squared_gradient_norm()
+
+    def update(self, norm: float, rate: float) -> None:
+        """Clips by the global norm and applies the optimizer's step."""
+        clip(self._replica.held, norm, self.plan.optimizer.gradient_clip)
+        set_learning_rate(self._optimizer, rate)
+        self._optimizer.step()
+
+    def heldout_loss(self, corpus: Corpus) -> float:
+        """Mean held-out loss, nats per token."""
+        samples, micro_samples = self.plan.evaluation_samples, self.plan.batch.micro_samples
+        return heldout_loss(self._replica, corpus, self.mesh, samples, micro_samples)
