@@ -125,6 +125,6 @@ def test_every_plan_keeps_the_global_batch_and_stays_within_the_nodes(
     else:
         assert batch % (answer.data * answer.micro_batch) == 0
         assert fewest <= answer.nodes <= fewest + more
-        assert answer.data == answer.ranks == answer.nodes * ranks
+        assert answer.data * answer.tensor * answer.pipeline == answer.ranks == answer.nodes * ranks
         assert data in (None, answer.data)
         assert micro in (None, answer.micro_batch)

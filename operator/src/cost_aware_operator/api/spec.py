@@ -48,6 +48,13 @@ class OnExhausted(StrEnum):
     FAIL = "Fail"
 
 
+class ComputePrecision(StrEnum):
+    """The type of activations and matrix products; weights and optimizer state are fp32 in both."""
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+
+
 class DataSpec(ApiModel):
     """Where the bundled trainer's token files lie."""
 
@@ -80,6 +87,10 @@ class TrainerConfig(ApiModel):
     """Steps between held-out evaluations."""
     evaluation_samples: Positive = 128
     """Held-out samples of one evaluation."""
+    precision: ComputePrecision | None = None
+    """Of activations and products; absent means bf16 on GPUs that have it, fp32 elsewhere."""
+    compile: bool = False
+    """Whether torch.compile compiles the model's layers: worth its minute on GPUs and long runs."""
 
 
 class TrainerSpec(ApiModel):
@@ -121,6 +132,10 @@ class ModelSpec(ApiModel):
                 "model: without preset, layers, hidden, heads, ffn, sequenceLength and vocabulary are all needed",
             ),
             cel(
+                "!has(self.preset) || !has(self.tiedEmbeddings) || !self.tiedEmbeddings",
+                "model.tiedEmbeddings does not go with preset: write the whole shape instead",
+            ),
+            cel(
                 "!has(self.hidden) || !has(self.heads) || self.hidden % self.heads == 0",
                 "model.hidden must be divisible by model.heads: choose heads that divides hidden",
             ),
@@ -151,6 +166,8 @@ class ModelSpec(ApiModel):
     """Tokens of one sample."""
     vocabulary: Annotated[int, Field(ge=2, le=16777216)] | None = None
     """Token ids; 256 for bytes."""
+    tied_embeddings: bool = False
+    """Whether the output projection is the embedding's matrix."""
 
 
 class BatchSpec(ApiModel):
@@ -178,15 +195,6 @@ class AllowedDegrees(ApiModel):
 
 class ParallelismSpec(ApiModel):
     """Degrees; an absent one is planned. Their product is nodes x ranksPerNode."""
-
-    model_config = ApiModel.model_config | {
-        "json_schema_extra": rules(
-            cel(
-                "(!has(self.tensor) || self.tensor == 1) && (!has(self.pipeline) || self.pipeline == 1)",
-                "parallelism: the trainer of this version splits data only: write tensor: 1 and pipeline: 1, or leave them out",
-            )
-        )
-    }
 
     data: Annotated[int, Field(ge=1, le=65536)] | None = None
     """Replicas that each take a share of the global batch."""
@@ -333,9 +341,13 @@ class JobSpec(ApiModel):
             ),
             cel(
                 "!has(self.parallelism) || !has(self.parallelism.data) || !has(self.nodes.ranksPerNode)"
-                " || (self.parallelism.data >= self.nodes.min * self.nodes.ranksPerNode"
-                " && self.parallelism.data <= self.nodes.max * self.nodes.ranksPerNode"
-                " && self.parallelism.data % self.nodes.ranksPerNode == 0)",
+                " || !(has(self.parallelism.tensor) && has(self.parallelism.pipeline))"
+                " || (self.parallelism.data * self.parallelism.tensor * self.parallelism.pipeline"
+                " >= self.nodes.min * self.nodes.ranksPerNode"
+                " && self.parallelism.data * self.parallelism.tensor * self.parallelism.pipeline"
+                " <= self.nodes.max * self.nodes.ranksPerNode"
+                " && self.parallelism.data * self.parallelism.tensor * self.parallelism.pipeline"
+                " % self.nodes.ranksPerNode == 0)",
                 "parallelism: the product of the degrees must be nodes x nodes.ranksPerNode for a node count between"
                 " nodes.min and nodes.max: change the degrees or the nodes",
             ),

@@ -158,7 +158,13 @@ class EfficiencyStatus(ApiModel):
     compute: float
     """Forward and backward."""
     communication: float
-    """Exposed communication, waiting for slower ranks included."""
+    """Exposed communication of gradients, waiting for slower ranks included."""
+    tensor_communication: float = 0.0
+    """Exposed communication of tensor ranks."""
+    pipeline_communication: float = 0.0
+    """Exposed sends between pipeline stages."""
+    pipeline_bubble: float = 0.0
+    """Waiting that the pipeline's schedule implies."""
     data: float
     """Waiting for samples."""
     optimizer: float

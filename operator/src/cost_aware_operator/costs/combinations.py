@@ -99,6 +99,10 @@ class Bounds:
     deadline_seconds: float | None = None
     memory_share: float = 1.0
     """Of a rank's memory that a plan may be predicted to need."""
+    filled_pipelines: bool = False
+    """Whether a pipeline takes as many micro-batches as it has stages, or more, as torch's 1F1B does."""
+    whole_vocabulary_shards: bool = False
+    """Whether tensor ranks divide the vocabulary and the sequence without padding."""
 
     def __post_init__(self) -> None:
         count("nodes_min", self.nodes_min)
@@ -130,6 +134,8 @@ def grid(work: Work, offer: Offer, bounds: Bounds) -> dict[str, Counts]:
     """
     shape, batch, gpus = work.shape, work.global_batch, offer.machine.gpus_per_node
     ways = math.gcd(shape.heads, shape.kv_heads, shape.ffn)
+    if bounds.whole_vocabulary_shards:
+        ways = math.gcd(ways, shape.vocabulary, shape.sequence_length)
     tensors = _chosen(divisors(ways), bounds.tensor)
     pipelines = _chosen(range(1, shape.layers + 1), bounds.pipeline)
     datas = _chosen(divisors(batch), bounds.data)
@@ -144,7 +150,7 @@ def grid(work: Work, offer: Offer, bounds: Bounds) -> dict[str, Counts]:
     chunks = {int(n): _chunks(shape.layers, int(n)) for n in np.unique(p)}
     t, p, d, nodes, micro, passes, v = _spread(chunks, p, (t, p, d, nodes, micro, passes))
     # an interleaved pipeline takes micro-batches in groups of as many as stages
-    works = (v == 1) | (passes % p == 0)
+    works = ((v == 1) | (passes % p == 0)) & ((passes >= p) | (not bounds.filled_pipelines))
     if works.sum() > MOST_ROWS:
         raise AnalysisError(
             f"nodes, parallelism: {works.sum():,} combinations are too many: bound a degree or the nodes"

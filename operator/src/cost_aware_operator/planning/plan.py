@@ -17,7 +17,7 @@ from cost_aware_operator.api.units import quantity
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.combinations import Offer
 from cost_aware_operator.costs.hardware import HardwareError
-from cost_aware_operator.costs.layout import Recompute, Sharding
+from cost_aware_operator.costs.layout import Recompute, Sharding, pipeline_schedule
 from cost_aware_operator.costs.pipeline import Schedule
 from cost_aware_operator.costs.predict import usable_gib
 from cost_aware_operator.costs.prices import PriceBook
@@ -39,8 +39,10 @@ from cost_aware_operator.planning.space import (
 
 OWN_PROGRAM = Abilities((Sharding.DDP,), (Recompute.NONE,), (Schedule.ONE_F_ONE_B,), splits_model=False)
 """What a user's own program is taken to run: data parallelism, unless its manifest says more."""
-TRAINER = OWN_PROGRAM
-"""What the bundled trainer runs."""
+TRAINER = Abilities(
+    schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED), filled_pipelines=True, whole_vocabulary_shards=True
+)
+"""What the bundled trainer runs. Its zero-bubble schedules do without sharding and recompute, and are left to be asked for."""
 NODE_HOUR_USD = 1.0
 """A price for nodes of which none is known: then the fewest node-hours win, and no dollars are told."""
 ALTERNATIVES = 5
@@ -210,7 +212,7 @@ def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
         micro_batch=layout.micro_batch,
         sharding=layout.sharding.value,
         recompute=layout.recompute.value,
-        schedule=layout.schedule.value,
+        schedule=pipeline_schedule(layout).value,
         interleave=layout.interleave,
         stage_layers=best.stage_layers if layout.pipeline > 1 else (),
         precision=layout.precision.value,
@@ -347,9 +349,9 @@ def _check_batch(given: PlanInput) -> Refusal | None:
     degrees = spec.parallelism
     fixed = not _abilities(spec).splits_model
     unit_of_data = degrees.data if degrees is not None and degrees.data is not None else None
-    if _node_counts(given) or (not fixed and unit_of_data is None):
-        return None
     micro = spec.batch.micro or 1
+    if _node_counts(given) or (not fixed and unit_of_data is None and spec.batch.global_ % micro == 0):
+        return None
     ranks = ranks_per_node_of(spec, given.default_resources)
     unit = (unit_of_data or spec.nodes.min * ranks) * micro
     if spec.batch.global_ % unit == 0 and not fixed:

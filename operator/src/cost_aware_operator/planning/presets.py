@@ -31,4 +31,5 @@ def shape_of(model: ModelSpec) -> DecoderShape:
         ffn=model.ffn or 0,
         sequence_length=model.sequence_length or 0,
         vocabulary=model.vocabulary or 0,
+        tied_embeddings=model.tied_embeddings,
     )

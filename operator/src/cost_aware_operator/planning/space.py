@@ -57,6 +57,8 @@ class Abilities:
     shardings: tuple[Sharding, ...] = tuple(Sharding)
     recomputes: tuple[Recompute, ...] = tuple(Recompute)
     schedules: tuple[Schedule, ...] = tuple(Schedule)
+    filled_pipelines: bool = False
+    whole_vocabulary_shards: bool = False
     splits_model: bool = True
     """Whether tensor and pipeline degrees above 1 may be planned; those that a manifest writes down always are."""
 
@@ -143,6 +145,8 @@ def bounds_of(spec: JobSpec, abilities: Abilities) -> Bounds:
         budget_usd=budget.total_usd if budget is not None else None,
         deadline_seconds=spec.deadline_seconds,
         memory_share=MEMORY_SHARE,
+        filled_pipelines=abilities.filled_pipelines,
+        whole_vocabulary_shards=abilities.whole_vocabulary_shards,
     )
 
 
@@ -153,7 +157,7 @@ def check_model(model: ModelSpec) -> None:
         PlanError: naming the field.
     """
     needed = ("layers", "hidden", "heads", "ffn", "sequenceLength", "vocabulary")
-    given = model.to_document()
+    given = model.model_dump(by_alias=True, exclude_defaults=True)
     if model.preset is None:
         missing = [name for name in needed if name not in given]
         if missing:
@@ -266,10 +270,16 @@ def machine_of(spec: JobSpec, instance_type: str | None, resources: Mapping[str,
 
 
 def precision_of(spec: JobSpec, node: Machine) -> Precision:
-    """What products are computed in: bf16 where the accelerator has it, fp16 where only that, fp32 on CPUs."""
-    if node.accelerator.name == "CPU":
-        return Precision.FP32
+    """What products are computed in: as written, else bf16 where the accelerator has it, fp32 on CPUs.
+
+    Where there is no bf16, the bundled trainer computes in fp32; a program of the user's own is taken to use fp16.
+    """
+    config = spec.trainer.config
+    if config is not None and config.precision is not None:
+        return Precision(config.precision.value)
     peaks = node.accelerator.peak_tflops
+    if node.accelerator.name == "CPU" or (config is not None and Precision.BF16 not in peaks):
+        return Precision.FP32
     return next(p for p in (Precision.BF16, Precision.FP16, Precision.FP32) if p in peaks)
 
 

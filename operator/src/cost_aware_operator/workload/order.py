@@ -15,9 +15,21 @@ from cost_aware_trainer.contract import (
     DegreesPlan,
     ModelPlan,
     OptimizerPlan,
+    Precision,
+    Recompute,
     RunOrder,
     RunPlan,
+    Schedule,
+    Sharding,
+    StrategyPlan,
 )
+
+_SHARDINGS = {
+    "ddp": Sharding.NONE,
+    "zero1": Sharding.ZERO1,
+    "zero2": Sharding.ZERO2,
+    "zero3": Sharding.ZERO3,
+}
 
 
 def checkpoint_folder(job: TrainingJob) -> str:
@@ -43,8 +55,19 @@ def run_plan(job: TrainingJob, plan: Plan) -> RunPlan | None:
             ffn=shape.ffn,
             sequence_length=shape.sequence_length,
             vocabulary=shape.vocabulary,
+            tied_embeddings=shape.tied_embeddings,
         ),
         degrees=DegreesPlan(data=plan.data, tensor=plan.tensor, pipeline=plan.pipeline),
+        strategy=StrategyPlan(
+            schedule=Schedule(plan.schedule),
+            interleave=plan.interleave,
+            # chunks of an interleaved stage are even, and the trainer cuts them itself
+            stage_layers=plan.stage_layers if plan.interleave == 1 else (),
+            sharding=_SHARDINGS[plan.sharding],
+            recompute=Recompute(plan.recompute),
+            precision=Precision(plan.precision),
+            compile=config.compile,
+        ),
         batch=BatchPlan(global_samples=job.spec.batch.global_, micro_samples=plan.micro_batch),
         optimizer=OptimizerPlan(
             learning_rate=config.learning_rate,
