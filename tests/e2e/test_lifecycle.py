@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import pytest
 from tests.support.cluster import Space, manifest
@@ -11,19 +12,28 @@ from tests.support.truth import assert_exactly_once
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
-def test_two_ranks_on_two_nodes_give_the_losses_of_one_rank_on_one(space: Space) -> None:
-    one, two = manifest("one"), manifest("two", nodes={"min": 2, "max": 2})
-    space.submit(two)
-    space.submit(one)
-    ended = {name: space.wait_finished(name) for name in ("two", "one")}
-    assert {name: s["state"] for name, s in ended.items()} == {"one": "Succeeded", "two": "Succeeded"}
-    assert len({p["spec"]["nodeName"] for p in space.pods("two")}) == 2
-    losses = {name: [e["loss"] for _, e in sorted(space.weights_made_by(name).items())] for name in ("one", "two")}
-    assert len(losses["one"]) == len(losses["two"]) == 30
-    largest = max(abs(a - b) for a, b in zip(losses["one"], losses["two"], strict=True))
-    print(f"largest difference of a loss: {largest:.2e}")
-    assert largest <= 1e-4
-    assert ended["one"]["progress"]["samplesChecksum"] == ended["two"]["progress"]["samplesChecksum"]
+DEGREES = {"data": (2, 1, 1), "tensor": (1, 2, 1), "pipeline": (1, 1, 2)}
+
+
+def test_two_ranks_on_two_nodes_give_the_losses_of_one_rank_whatever_they_split(space: Space) -> None:
+    two: dict[str, Any] = {"min": 2, "max": 2}
+    for name, degrees in DEGREES.items():
+        given = dict(zip(("data", "tensor", "pipeline"), degrees, strict=True))
+        # a pipeline takes as many micro-batches as it has stages
+        space.submit(manifest(name, nodes=two, parallelism=given, batch={"micro": 2}))
+    space.submit(manifest("one"))
+    ended = {name: space.wait_finished(name) for name in ("one", *DEGREES)}
+    assert {name: s["state"] for name, s in ended.items()} == dict.fromkeys(ended, "Succeeded"), ended
+    losses = {name: [e["loss"] for _, e in sorted(space.weights_made_by(name).items())] for name in ended}
+    for name, (data, tensor, pipeline) in DEGREES.items():
+        plan = ended[name]["plan"]
+        assert (plan["data"], plan["tensor"], plan["pipeline"]) == (data, tensor, pipeline)
+        assert len({p["spec"]["nodeName"] for p in space.pods(name)}) == 2
+        assert len(losses[name]) == 30
+        largest = max(abs(a - b) for a, b in zip(losses["one"], losses[name], strict=True))
+        print(f"{name}: largest difference of a loss: {largest:.2e}")
+        assert largest <= 1e-4
+        assert ended[name]["progress"]["samplesChecksum"] == ended["one"]["progress"]["samplesChecksum"]
 
 
 def test_suspending_checkpoints_and_resuming_goes_on_from_there(space: Space) -> None:
