@@ -330,7 +330,8 @@ class RunOrder(Message):
     """The operator tells an agent to run one attempt: `torchrun <fixed nnodes, fresh rdzv-id> <entry>`.
 
     An agent obeys only an attempt greater than the one it knows, so an order may be sent any number of times.
-    `plan` is absent for a user's own script; then `entry` alone says what runs.
+    `plan` is absent for a user's own script; then `entry` alone says what runs. Ranks that run and cannot go on in process have
+    `drain_seconds` to reach a step boundary and save, before they are killed; 0 where their peers are gone anyway.
     """
 
     version: int
@@ -342,6 +343,7 @@ class RunOrder(Message):
     rendezvous_host: str
     entry: tuple[str, ...]
     plan: RunPlan | None = None
+    drain_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

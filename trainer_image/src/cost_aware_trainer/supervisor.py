@@ -136,6 +136,7 @@ class Supervisor:
         self._launched: RunOrder | None = None
         self._followed: RunOrder | None = None
         self._reconfigure_deadline_seconds: float | None = None
+        self._drain_deadline_seconds: float | None = None
         self._is_new = False
         self._is_released = False
         self._is_terminating = False
@@ -208,6 +209,7 @@ class Supervisor:
                 return 0
             self._start_new_order()
             self._watch_reconfiguration()
+            self._watch_drain()
             self._note_end()
             exit_code = self._terminated() if self._is_terminating else self._lingered()
             if exit_code is not None:
@@ -224,14 +226,31 @@ class Supervisor:
         is_running = self._torchrun is not None and self._torchrun.exit_code() is None
         if is_running and self._followed is not None and can_follow_in_process(self._followed, order):
             self._hand_over(order)
+        elif is_running and order.drain_seconds > 0:
+            self._drain(order)
         else:
             self._launch(order)
+
+    def _drain(self, order: RunOrder) -> None:
+        """Lets ranks that run save at a step boundary before the new attempt begins."""
+        logger.info("attempt %d: waiting up to %.0f s for the ranks to save", order.attempt, order.drain_seconds)
+        self._drain_deadline_seconds = time.monotonic() + order.drain_seconds
+        self._write_control(stop=True)
+
+    def _watch_drain(self) -> None:
+        """Begins the attempt that waits for the ranks before it."""
+        if self._drain_deadline_seconds is None or self._order is None:
+            return
+        is_running = self._torchrun is not None and self._torchrun.exit_code() is None
+        if self._is_terminating or (is_running and time.monotonic() < self._drain_deadline_seconds):
+            return
+        self._launch(self._order)
 
     def _launch(self, order: RunOrder) -> None:
         # The old attempt's peers are gone or will be: what it still computes is lost already.
         self._kill()
         self._launched = self._followed = order
-        self._reconfigure_deadline_seconds = None
+        self._reconfigure_deadline_seconds = self._drain_deadline_seconds = None
         environment = self._write_attempt(order, self._attempt_folder(order))
         port = self._settings.rendezvous_port or rendezvous_port(order.attempt)
         logger.info("attempt %d: starting %d ranks of %d nodes", order.attempt, order.ranks_per_node, order.nodes)

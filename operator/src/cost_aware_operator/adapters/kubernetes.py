@@ -201,10 +201,14 @@ class Cluster:
             written = await self._call("PUT", f"{path}/{quote(metadata['name'])}", versioned, fieldManager=FIELD_OWNER)
         return str(written["metadata"]["resourceVersion"])
 
-    async def set_job(self, key: JobKey, *, suspend: bool, active_deadline_seconds: int | None) -> None:
-        """Sets what of a Job may change while it runs, and nothing else."""
+    async def set_job(
+        self, key: JobKey, *, suspend: bool, active_deadline_seconds: int | None, completions: int | None
+    ) -> None:
+        """Sets what of a Job may change while it runs, and nothing else. An Indexed Job's pods may grow and shrink at its end."""
         path = f"{_PATHS['Job'].format(quote(key.namespace))}/{quote(key.name)}"
-        spec = {"suspend": suspend, "activeDeadlineSeconds": active_deadline_seconds}
+        spec: dict[str, Any] = {"suspend": suspend, "activeDeadlineSeconds": active_deadline_seconds}
+        if completions is not None:
+            spec |= {"completions": completions, "parallelism": completions}
         await self._call("PATCH", path, {"spec": spec}, MERGE, fieldManager=FIELD_OWNER)
 
     async def write_status(self, job: TrainingJob, status: Mapping[str, Any]) -> None:

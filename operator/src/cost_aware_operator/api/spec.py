@@ -41,6 +41,14 @@ class Objective(StrEnum):
     TIME = "Time"
 
 
+class AdjustPolicy(StrEnum):
+    """What the operator does where another plan would be cheaper."""
+
+    ACT = "Act"
+    RECOMMEND = "Recommend"
+    OFF = "Off"
+
+
 class OnExhausted(StrEnum):
     """What happens when the budget is spent. Both checkpoint first."""
 
@@ -194,7 +202,10 @@ class AllowedDegrees(ApiModel):
 
 
 class ParallelismSpec(ApiModel):
-    """Degrees; an absent one is planned. Their product is nodes x ranksPerNode."""
+    """Degrees at the start; an absent one is planned. Their product is nodes x ranksPerNode.
+
+    Under `efficiency.policy: Act` a run may go on under others, within `allowed`.
+    """
 
     data: Annotated[int, Field(ge=1, le=65536)] | None = None
     """Replicas that each take a share of the global batch."""
@@ -235,6 +246,14 @@ class EfficiencySpec(ApiModel):
 
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.8
     """The condition Efficient is False while less than this share of the ranks' time moves the weights (compute, optimizer)."""
+    policy: AdjustPolicy = AdjustPolicy.ACT
+    """Act changes degrees and nodes, within their bounds, where that saves more dollars than it costs; Recommend says so only."""
+    window_seconds: Annotated[int, Field(ge=1, le=3600)] = 60
+    """Seconds that are measured under a plan before anything is concluded."""
+    cooldown_seconds: Annotated[int, Field(ge=0, le=86400)] = 300
+    """Seconds between two changes."""
+    minimum_savings_usd: Annotated[float, Field(ge=0, le=1e9)] = 0.0
+    """Dollars that a change must save over the rest of the run, its own cost taken off."""
 
 
 class BudgetSpec(ApiModel):

@@ -20,6 +20,7 @@ class ConditionType(StrEnum):
     PRICE_KNOWN = "PriceKnown"
     RUNNING = "Running"
     EFFICIENT = "Efficient"
+    ADJUSTING = "Adjusting"
     SUSPENDED = "Suspended"
     BUDGET_EXHAUSTED = "BudgetExhausted"
     SUCCEEDED = "Succeeded"
@@ -217,6 +218,31 @@ class CostStatus(ApiModel):
     """The day it was true."""
 
 
+class AdjustmentStatus(ApiModel):
+    """One change of degrees or nodes: what was promised, and what came of it."""
+
+    time: datetime
+    """When it was decided."""
+    attempt: int
+    """The attempt that carried it out."""
+    kind: Text
+    """Rebalance (the pods stay) or Resize."""
+    from_: Annotated[Text, Field(alias="from")]
+    """Data x tensor x pipeline, nodes and micro-batch before."""
+    to: Text
+    """The same after."""
+    reason: Text
+    """Why, with its numbers."""
+    predicted_savings_usd: float
+    """Over the rest of the run, its own cost taken off."""
+    realised_savings_usd: float | None = None
+    """The same with what was measured after; absent until then."""
+    downtime_seconds: float | None = None
+    """From the decision to the first step under the new plan."""
+    outcome: Text
+    """InProgress, Checking, Kept, RolledBack, Failed or Superseded."""
+
+
 class JobStatus(ApiModel):
     """All the operator has to say about a job."""
 
@@ -234,6 +260,8 @@ class JobStatus(ApiModel):
     """When the run succeeded or failed."""
     plan: PlanStatus | None = None
     """The degrees in force."""
+    adjustments: Annotated[tuple[AdjustmentStatus, ...], Field(max_length=20)] = ()
+    """The newest changes of plan, oldest first."""
     progress: ProgressStatus | None = None
     """How far the run is."""
     efficiency: EfficiencyStatus | None = None

@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.planning.plan import Plan
+from cost_aware_operator.workload.order import carries_out
 from cost_aware_operator.workload.views import PodView
 from cost_aware_trainer.contract import AgentPhase, AgentStatus, RunResult
 
@@ -71,7 +72,7 @@ Step = Wait | Start | Tell | Steady | Complete | GiveUp
 
 def next_step(facts: Facts, plan: Plan) -> Step:
     """What to do about the newest attempt. The first of these that has an answer decides."""
-    for check in (completed, _invalid, _fruitless, _absent, _untold, _replaced, _ended):
+    for check in (completed, _invalid, _fruitless, _absent, _changed, _untold, _replaced, _ended):
         step = check(facts, plan)
         if step is not None:
             return step
@@ -161,22 +162,35 @@ def _startup_deadline(facts: Facts) -> datetime | None:
     return begun + timedelta(seconds=facts.job.spec.startup_deadline_seconds)
 
 
+def _members(facts: Facts, plan: Plan) -> dict[int, str]:
+    """The pods that a plan runs on; those of higher index are about to go."""
+    return {pod.index: pod.uid for pod, _ in _current(facts) if pod.index < plan.nodes}
+
+
+def _changed(facts: Facts, plan: Plan) -> Step | None:
+    """Another plan is in force than the newest attempt was ordered for."""
+    if facts.record.attempt == 0 or facts.order is None or carries_out(facts.job, facts.order, plan):
+        return None
+    return Start(_members(facts, plan), f"going on as {plan.data}x{plan.tensor}x{plan.pipeline} on {plan.nodes} pods")
+
+
 def _untold(facts: Facts, plan: Plan) -> Step | None:
     """The same pods as in the newest attempt, some of which have not heard of it: the operator died while telling them."""
-    members = {pod.index: pod.uid for pod, _ in _current(facts)}
+    members = _members(facts, plan)
     if facts.record.attempt == 0 or members != facts.record.members:
         return None
-    behind = tuple(pod.uid for pod, agent in _current(facts) if agent.attempt < facts.record.attempt)
+    told = set(members.values())
+    behind = tuple(p.uid for p, agent in _current(facts) if p.uid in told and agent.attempt < facts.record.attempt)
     return Tell(behind) if behind else None
 
 
 def _replaced(facts: Facts, plan: Plan) -> Step | None:
-    members = {pod.index: pod.uid for pod, _ in _current(facts)}
+    members = _members(facts, plan)
     if members == facts.record.members:
         return None
     if facts.record.attempt == 0:
         return Start(members, "all pods are up")
-    changed = [p.name for p, _ in _current(facts) if facts.record.members.get(p.index) != p.uid]
+    changed = [p.name for p, _ in _current(facts) if p.index in members and facts.record.members.get(p.index) != p.uid]
     return _after_pause(facts, members, f"{', '.join(changed)} replaced a pod that was lost")
 
 
@@ -185,12 +199,19 @@ def _ended(facts: Facts, plan: Plan) -> Step | None:
         return None
     ended = [(p, a) for p, a in _current(facts) if a.phase in (AgentPhase.FAILED, AgentPhase.CHECKPOINTED)]
     why = "; ".join(f"pod {p.name}: {_said(a)}" for p, a in ended)
-    return _after_pause(facts, {pod.index: pod.uid for pod, _ in _current(facts)}, why)
+    return _after_pause(facts, _members(facts, plan), why)
 
 
 def _ended_badly(facts: Facts) -> bool:
     over = (AgentPhase.FAILED, AgentPhase.CHECKPOINTED)
     return any(a.phase in over and a.attempt == facts.record.attempt for _, a in _current(facts))
+
+
+def why_ended(facts: Facts) -> str:
+    """What the agents say of the newest attempt's end, where it failed or cannot work."""
+    bad = (AgentPhase.FAILED, AgentPhase.INVALID)
+    ended = [(p, a) for p, a in _current(facts) if a.phase in bad and a.attempt == facts.record.attempt]
+    return "; ".join(f"pod {p.name}: {_said(a)}" for p, a in ended)
 
 
 def _after_pause(facts: Facts, members: dict[int, str], why: str) -> Step:

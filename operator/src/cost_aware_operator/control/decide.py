@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+from cost_aware_operator.adjusting.changes import ChangeOutcome
 from cost_aware_operator.api.spec import OnExhausted
 from cost_aware_operator.control import attempts
+from cost_aware_operator.control.adjust import START_SECONDS, adjusted, failed_change, overdue
 from cost_aware_operator.control.decision import Decision
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.money import booked, current_samples
 from cost_aware_operator.control.story import Outcome, Situation, tell_story
 from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, make_plan, planning_key, repriced
 from cost_aware_operator.workload.build import template_hash
-from cost_aware_operator.workload.order import run_order
+from cost_aware_operator.workload.order import carries_out, run_order
 from cost_aware_trainer.contract import AgentPhase, RunOrder
 
 LAUNCH_SECONDS = 1.0
@@ -141,7 +143,25 @@ def _finished(facts: Facts, answer: Plan | Refusal) -> Decision:
     )
 
 
+def _fallen_back(facts: Facts, plan: Plan) -> tuple[Facts, Plan]:
+    """The facts under the old plan, where a change did not start."""
+    why = attempts.why_ended(facts) or (f"no step within {START_SECONDS:.0f} s" if overdue(facts) else "")
+    record = failed_change(facts, why) if why else None
+    if record is None or record.plan is None:
+        return facts, plan
+    return replace(facts, record=record), record.plan
+
+
+def _pods(facts: Facts, plan: Plan) -> int:
+    """Pods that the Job shall have: those of the plan, and while a change to fewer is under way those that are to be drained too."""
+    last = facts.record.changes[-1] if facts.record.changes else None
+    if last is not None and last.outcome is ChangeOutcome.IN_PROGRESS:
+        return max(last.origin.nodes, last.target.nodes)
+    return plan.nodes
+
+
 def _running(facts: Facts, plan: Plan) -> Decision:
+    facts, plan = _fallen_back(facts, plan)
     step = attempts.next_step(facts, plan)
     match step:
         case attempts.GiveUp(reason, message):
@@ -178,15 +198,29 @@ def _running(facts: Facts, plan: Plan) -> Decision:
             return _decision(facts, situation, want_pods=True, requeue_seconds=LAUNCH_SECONDS)
     # a user's own program may tell no steps: that torchrun runs is all that can be known
     stepping = facts.job.spec.trainer.config is None or any(s.steps > 0 for s in current_samples(facts))
-    situation = Situation(Outcome.RUNNING if stepping else Outcome.LAUNCHING, plan=plan, message="ranks are starting")
-    requeue = facts.scrape_interval_seconds if stepping else LAUNCH_SECONDS
-    return _decision(facts, situation, want_pods=True, requeue_seconds=requeue)
+    if not stepping:
+        situation = Situation(Outcome.LAUNCHING, plan=plan, message="ranks are starting")
+        return _decision(facts, situation, want_pods=True, requeue_seconds=LAUNCH_SECONDS)
+    return _training(facts, plan)
+
+
+def _training(facts: Facts, plan: Plan) -> Decision:
+    """Ranks take steps: is another plan worth changing to?"""
+    record, verdict = adjusted(facts, plan)
+    changed = record.changes != facts.record.changes
+    begun = record.plan != facts.record.plan
+    facts = replace(facts, record=record)
+    situation = Situation(Outcome.RUNNING, plan=record.plan or plan, verdict=verdict)
+    requeue = LAUNCH_SECONDS if begun else facts.scrape_interval_seconds
+    return _decision(facts, situation, want_pods=True, urgent=changed, requeue_seconds=requeue)
 
 
 def _begun(facts: Facts, plan: Plan, members: dict[int, str]) -> tuple[Facts, RunOrder]:
     """The next attempt: its number is greater than any that was ever given out."""
     old = facts.record
     attempt = max([old.attempt, facts.job.status.attempt, *(a.attempt for a in facts.agents.values())]) + 1
+    # ranks that are asked to go on otherwise did not fail, and can save before they do
+    planned = old.attempt > 0 and facts.order is not None and not carries_out(facts.job, facts.order, plan)
     record = old.model_copy(
         update={
             "attempt": attempt,
@@ -194,10 +228,17 @@ def _begun(facts: Facts, plan: Plan, members: dict[int, str]) -> tuple[Facts, Ru
             "members": members,
             "started_at": old.started_at or facts.now,
             "attempt_checkpoint": old.newest_checkpoint,
-            "fruitless": 0 if old.attempt == 0 or attempts.fruitful(facts) else old.fruitless + 1,
+            "fruitless": _fruitless(facts, planned=planned),
         }
     )
-    return replace(facts, record=record), run_order(facts.job, plan, attempt)
+    return replace(facts, record=record), run_order(facts.job, plan, attempt, drain=planned)
+
+
+def _fruitless(facts: Facts, *, planned: bool) -> int:
+    """Attempts in a row that got the run nowhere; one that is ended on purpose does not count."""
+    if planned:
+        return facts.record.fruitless
+    return 0 if facts.record.attempt == 0 or attempts.fruitful(facts) else facts.record.fruitless + 1
 
 
 def _decision(
@@ -220,6 +261,7 @@ def _decision(
         status=status,
         plan=situation.plan,
         want_pods=want_pods,
+        pods=_pods(facts, situation.plan) if situation.plan is not None and want_pods else None,
         replace_child=replace_child,
         tell=tell,
         release=release,

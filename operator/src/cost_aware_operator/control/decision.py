@@ -24,7 +24,8 @@ class Decision:
     """The acts of one reconcile, in the order in which they are done.
 
     The record is saved before agents are told anything, the status is written once after all acts, events are posted last.
-    With `keep_off`, something else has the name of a child, and nothing but the status is written.
+    `pods` is how many the Job shall have; None leaves it as it is. With `keep_off`, something else has the name of a child, and
+    nothing but the status is written.
     """
 
     record: RunRecord
@@ -33,6 +34,7 @@ class Decision:
     status: JobStatus
     plan: Plan | None = None
     want_pods: bool = False
+    pods: int | None = None
     replace_child: bool = False
     tell: tuple[str, ...] = ()
     release: tuple[str, ...] = ()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from cost_aware_operator.adjusting.changes import Change, described
 from cost_aware_operator.api.status import (
+    AdjustmentStatus,
     AlternativeStatus,
     CausesStatus,
     CostStatus,
@@ -56,6 +58,23 @@ def plan_status(plan: Plan) -> PlanStatus:
             )
             for a in plan.alternatives
         ),
+    )
+
+
+def adjustment_status(change: Change) -> AdjustmentStatus:
+    """A change as the status shows it."""
+    realised, downtime = change.realised_savings_usd, change.downtime_seconds
+    return AdjustmentStatus(
+        time=change.at,
+        attempt=change.attempt,
+        kind=change.kind.value,
+        from_=described(change.origin),
+        to=described(change.target),
+        reason=change.reason[:1024],
+        predicted_savings_usd=_rounded(change.predicted_savings_usd),
+        realised_savings_usd=None if realised is None else _rounded(realised),
+        downtime_seconds=None if downtime is None else round(downtime, 3),
+        outcome=change.outcome.value,
     )
 
 

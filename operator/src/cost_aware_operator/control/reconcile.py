@@ -136,9 +136,13 @@ class Reconciler:
                 )
             return None
         finished = child.complete or child.failure is not None
-        wanted = (not decision.want_pods, job.spec.active_deadline_seconds)
-        if not finished and not child.deleting and (child.suspended, child.active_deadline_seconds) != wanted:
-            await self._cluster.set_job(job.key, suspend=wanted[0], active_deadline_seconds=wanted[1])
+        completions = decision.pods if decision.pods is not None else child.completions
+        wanted = (not decision.want_pods, job.spec.active_deadline_seconds, completions)
+        found = (child.suspended, child.active_deadline_seconds, child.completions)
+        if not finished and not child.deleting and found != wanted:
+            await self._cluster.set_job(
+                job.key, suspend=wanted[0], active_deadline_seconds=wanted[1], completions=completions
+            )
         return None
 
     async def _save(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory) -> None:

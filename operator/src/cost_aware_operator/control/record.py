@@ -6,6 +6,7 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
 
+from cost_aware_operator.adjusting.changes import Change
 from cost_aware_operator.ledger.ledger import LedgerState
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_trainer.contract import RunOrder, RunResult
@@ -21,7 +22,9 @@ class RunRecord(BaseModel):
     `members` maps a pod's index to the uid that the newest attempt was started with; another uid there means that the attempt
     has lost a pod. `newest_checkpoint` is the newest step known to be saved, `attempt_checkpoint` what it was when the attempt began;
     `fruitless` counts attempts in a row that added none. `ended_at` is set once, when the run succeeded or, with `failed`
-    (reason, message), failed. `plan` is in force as long as what the manifest asks for has the hash `planned_for`.
+    (reason, message), failed. `plan` is in force as long as what the manifest asks for has the hash `planned_for`;
+    `changes` are those that the adjuster made, oldest first, `barred` the plans (`plan_key`) that broke their promise or did
+    not start.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -37,6 +40,8 @@ class RunRecord(BaseModel):
     failed: tuple[str, str] | None = None
     plan: Plan | None = None
     planned_for: str = ""
+    changes: tuple[Change, ...] = ()
+    barred: tuple[str, ...] = ()
     ledger: LedgerState = LedgerState()
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cost_aware_operator.adjusting.adjuster import Action, Verdict
+from cost_aware_operator.adjusting.changes import ChangeOutcome
 from cost_aware_operator.api.conditions import find, merged
 from cost_aware_operator.api.status import (
     Condition,
@@ -15,7 +17,13 @@ from cost_aware_operator.api.status import (
 )
 from cost_aware_operator.control.decision import Event
 from cost_aware_operator.control.facts import Facts
-from cost_aware_operator.control.figures import cost_status, efficiency_status, plan_status, progress_status
+from cost_aware_operator.control.figures import (
+    adjustment_status,
+    cost_status,
+    efficiency_status,
+    plan_status,
+    progress_status,
+)
 from cost_aware_operator.control.money import price_of
 from cost_aware_operator.observing.samples import WEIGHT_MOVING, Observation, observe
 from cost_aware_operator.planning.plan import Plan
@@ -44,6 +52,7 @@ class Situation:
     plan: Plan | None = None
     reason: str = ""
     message: str = ""
+    verdict: Verdict | None = None
 
 
 _STATES = {
@@ -80,6 +89,7 @@ def tell_story(facts: Facts, situation: Situation) -> tuple[JobStatus, tuple[Eve
         *_priced(facts, situation),
         *_running(facts, situation),
         *_efficient(facts, observation),
+        *_adjusting(facts, situation),
         *_ends(facts, situation),
     ]
     conditions = merged(old.conditions, rows, facts.job.generation, facts.now)
@@ -91,6 +101,7 @@ def tell_story(facts: Facts, situation: Situation) -> tuple[JobStatus, tuple[Eve
         start_time=facts.record.started_at,
         completion_time=facts.record.ended_at,
         plan=plan_status(situation.plan) if situation.plan is not None else old.plan,
+        adjustments=tuple(map(adjustment_status, facts.record.changes)),
         progress=progress,
         efficiency=efficiency_status(observation) or old.efficiency,
         cost=cost_status(facts, situation.plan, progress),
@@ -188,6 +199,24 @@ def _efficient(facts: Facts, observation: Observation | None) -> list[Row]:
     if observation.efficiency >= threshold:
         return [(ConditionType.EFFICIENT, ConditionStatus.TRUE, "AboveThreshold", message)]
     return [(ConditionType.EFFICIENT, ConditionStatus.FALSE, "BelowThreshold", message)]
+
+
+def _adjusting(facts: Facts, situation: Situation) -> list[Row]:
+    """What the adjuster does, or why it does nothing."""
+    last = facts.record.changes[-1] if facts.record.changes else None
+    if last is not None and last.outcome is ChangeOutcome.IN_PROGRESS:
+        reason = "RollingBack" if last.is_rollback else last.kind.value
+        return [(ConditionType.ADJUSTING, ConditionStatus.TRUE, reason, last.reason[:1024])]
+    if situation.verdict is not None:
+        recommended = situation.verdict.action is Action.RECOMMEND
+        reason = "Recommended" if recommended else situation.verdict.reason
+        message = (
+            f"efficiency.policy is Recommend: {situation.verdict.message}" if recommended else situation.verdict.message
+        )
+        return [(ConditionType.ADJUSTING, ConditionStatus.FALSE, reason, message[:1024])]
+    if find(facts.job.status.conditions, ConditionType.ADJUSTING) is None:
+        return []
+    return [(ConditionType.ADJUSTING, ConditionStatus.FALSE, "NotTraining", "the ranks take no steps")]
 
 
 def _ends(facts: Facts, situation: Situation) -> list[Row]:

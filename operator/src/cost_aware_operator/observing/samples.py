@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,10 @@ from cost_aware_trainer.contract import Metric, Phase
 
 WEIGHT_MOVING = (Phase.COMPUTE, Phase.OPTIMIZER)
 """The phases whose share of the ranks' time is the efficiency."""
+
+
+STRAGGLING = 1.5
+"""A rank that works so many times as long as the median rank is told of as a straggler."""
 
 
 class ScrapeError(ValueError):
@@ -54,6 +59,19 @@ class Observation:
     tokens_per_second: float
     steps_per_second: float
     shares: Mapping[Phase, float]
+    attempt: int = 0
+    steps: float = 0.0
+    """Steps of the run in between."""
+    rank_step_seconds: Mapping[Phase, float] = field(default_factory=dict)
+    """Of one step, by phase, on the rank that works longest: a slower one among them holds up all."""
+    working_seconds: Mapping[int, float] = field(default_factory=dict)
+    """Of one step, by rank: compute and optimizer."""
+
+    @property
+    def stragglers(self) -> tuple[int, ...]:
+        """Ranks that work half as long again as the median rank, or more."""
+        usual = statistics.median(self.working_seconds.values()) if self.working_seconds else 0.0
+        return tuple(rank for rank, worked in sorted(self.working_seconds.items()) if worked > STRAGGLING * usual > 0)
 
     @property
     def efficiency(self) -> float:
@@ -129,7 +147,18 @@ def observe(scrapes: Sequence[Scrape]) -> Observation | None:
     total = sum(spent.values())
     if total <= 0:
         return None
+    by_rank = {
+        i: {p: r.phase_seconds.get(p, 0.0) - before[i].phase_seconds.get(p, 0.0) for p in Phase}
+        for i, r in ranks.items()
+    }
+    steps = {i: r.steps - before[i].steps for i, r in ranks.items()}
+    working = {i: sum(by_rank[i][p] for p in WEIGHT_MOVING) / steps[i] for i in ranks if steps[i] > 0}
+    busiest = max(working, key=lambda i: working[i]) if working else None
     return Observation(
+        attempt=attempt,
+        steps=sum(steps.values()) / len(ranks),
+        rank_step_seconds={} if busiest is None else {p: s / steps[busiest] for p, s in by_rank[busiest].items()},
+        working_seconds=working,
         seconds=seconds,
         tokens_per_second=sum(r.tokens - before[i].tokens for i, r in ranks.items()) / seconds,
         steps_per_second=sum(r.steps - before[i].steps for i, r in ranks.items()) / len(ranks) / seconds,

@@ -231,6 +231,42 @@ def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
     )
 
 
+def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
+    """A row of a ranking as a plan for the job that runs by `current`, on the same kind of nodes."""
+    layout, columns = ranking.layout(row), ranking.columns
+    nodes = int(columns.nodes[row])
+    hourly = None if current.hourly_usd is None else current.hourly_usd / current.nodes * nodes
+    return replace(
+        current,
+        data=layout.data,
+        tensor=layout.tensor,
+        pipeline=layout.pipeline,
+        nodes=nodes,
+        micro_batch=layout.micro_batch,
+        sharding=layout.sharding.value,
+        recompute=layout.recompute.value,
+        schedule=pipeline_schedule(layout).value,
+        interleave=layout.interleave,
+        stage_layers=ranking.stage_layers(row) if layout.pipeline > 1 else (),
+        memory_gib=round(float(columns.memory_gib[row]), 3),
+        hourly_usd=hourly,
+        predicted=None,
+        alternatives=(),
+    )
+
+
+def adjusting_space(given: PlanInput) -> Space | None:
+    """What a running job may become: within the manifest's nodes and allowed degrees; the degrees written down are where it starts."""
+    spec = given.spec
+    if spec.parallelism is not None:
+        start = spec.parallelism.model_copy(update={"data": None, "tensor": None, "pipeline": None})
+        spec = spec.model_copy(update={"parallelism": start})
+    try:
+        return operator_space(replace(given, spec=spec))
+    except PlanError:
+        return None
+
+
 def _explanation(given: PlanInput, space: Space, best: report.RankedPlan) -> str:
     spec, layout = given.spec, best.layout
     what = "dollars" if space.objective.value == "Cost" else "time"

@@ -73,13 +73,13 @@ def secret(job: TrainingJob, token: str) -> dict[str, Any]:
 
 
 def template_hash(job: TrainingJob, plan: Plan) -> str:
-    """Changes when the pods must be made anew; an upgrade of the operator alone does not change it.
+    """Changes when the pods must be made anew; an upgrade of the operator alone does not change it, nor does their number.
 
     Of `checkpoint`, volume and folder cannot change, and the rest comes with the next order. Fields at their defaults do not
     count: a later version's new field must not make every running job's pods anew.
     """
     parts = job.spec.model_dump(mode="json", include={"template", "nodes", "trainer"}, exclude_defaults=True)
-    text = json.dumps([parts, plan.nodes, plan.ranks_per_node, plan.instance_types], sort_keys=True)
+    text = json.dumps([parts, plan.ranks_per_node, plan.instance_types], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

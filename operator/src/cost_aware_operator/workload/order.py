@@ -87,8 +87,21 @@ def run_plan(job: TrainingJob, plan: Plan) -> RunPlan | None:
     )
 
 
-def run_order(job: TrainingJob, plan: Plan, attempt: int) -> RunOrder:
-    """What every agent is told."""
+DRAIN_SECONDS = 60.0
+"""What ranks get to reach a step boundary and save when the number of pods is changed under them."""
+
+
+def carries_out(job: TrainingJob, order: RunOrder, plan: Plan) -> bool:
+    """Whether ranks that follow an order run by a plan."""
+    wanted = run_plan(job, plan)
+    if wanted is None or order.plan is None:
+        return order.nodes == plan.nodes
+    given = (order.nodes, order.plan.degrees, order.plan.strategy, order.plan.batch)
+    return given == (plan.nodes, wanted.degrees, wanted.strategy, wanted.batch)
+
+
+def run_order(job: TrainingJob, plan: Plan, attempt: int, *, drain: bool = False) -> RunOrder:
+    """What every agent is told; `drain` lets ranks that run save first."""
     trainer = job.spec.trainer
     if trainer.config is not None:
         entry: tuple[str, ...] = (
@@ -113,4 +126,5 @@ def run_order(job: TrainingJob, plan: Plan, attempt: int) -> RunOrder:
         rendezvous_host=pod_host(job.key, 0),
         entry=entry,
         plan=run_plan(job, plan),
+        drain_seconds=DRAIN_SECONDS if drain else 0.0,
     )

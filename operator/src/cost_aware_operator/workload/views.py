@@ -56,6 +56,7 @@ class ChildJobView:
     started_at: datetime | None
     created_at: datetime
     active_deadline_seconds: int | None = None
+    completions: int | None = None
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,7 @@ def child_job_view(document: Mapping[str, Any]) -> ChildJobView:
         started_at=_time(status.get("startTime")),
         created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
         active_deadline_seconds=document["spec"].get("activeDeadlineSeconds"),
+        completions=document["spec"].get("completions"),
     )
 
 

@@ -1,0 +1,93 @@
+"""The planner's machines, corrected by what the job's own ranks measure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from cost_aware_operator.costs.combinations import Offer
+from cost_aware_operator.costs.layout import Layout
+from cost_aware_operator.costs.model_parallel import DecoderShape
+from cost_aware_operator.costs.parameters import FITTED
+from cost_aware_operator.costs.predict import Machine, step_seconds
+
+FASTEST, SLOWEST = 1e4, 1e-4
+"""How far a network may be from its listed rate, as factors."""
+ROUNDS = 4
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One step as the ranks of a job measured it, in seconds, without checkpoints, evaluation and waiting for data.
+
+    `working_seconds` compute or update weights, on the busiest rank; `step_seconds` adds exposed communication and bubbles.
+    """
+
+    step_seconds: float
+    working_seconds: float
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """An offer as measured, and how far the prediction was off before: predicted over measured, less one."""
+
+    offer: Offer
+    error: float
+
+
+def calibrated(shape: DecoderShape, offer: Offer, layout: Layout, measured: Measured) -> Calibrated:
+    """The offer whose prediction of the measured layout is what was measured.
+
+    First arithmetic is scaled until the working seconds agree, then the links until the whole step does. Where a layout hardly
+    communicates, nothing is learnt of the links, and they keep their listed rate.
+    """
+    before = float(step_seconds(shape, offer.machine, layout).total)
+    machine = offer.machine
+    for _ in range(ROUNDS):
+        found = step_seconds(shape, machine, layout)
+        # fixed costs do not scale with the machine, so that one round is not enough
+        machine = _faster(machine, float(found.compute + found.optimizer) / measured.working_seconds)
+    machine = _with_links(shape, machine, layout, measured.step_seconds)
+    return Calibrated(replace(offer, machine=machine), before / measured.step_seconds - 1)
+
+
+def _faster(machine: Machine, factor: float) -> Machine:
+    """Arithmetic and memory at another speed."""
+    factor = min(max(factor, SLOWEST), FASTEST)
+    gpu = machine.accelerator
+    peaks = {precision: peak * factor for precision, peak in gpu.peak_tflops.items()}
+    own = replace(gpu, peak_tflops=peaks, memory_gbytes_per_s=gpu.memory_gbytes_per_s * factor)
+    return replace(machine, accelerator=own)
+
+
+def _with_links(shape: DecoderShape, machine: Machine, layout: Layout, seconds: float) -> Machine:
+    """Links at the rate that explains the whole step; bisection, as a faster link never makes a step slower."""
+
+    def scaled(factor: float) -> Machine:
+        return replace(
+            machine,
+            network_gbit_per_s=machine.network_gbit_per_s * factor,
+            link_gbytes_per_s=machine.link_gbytes_per_s * (factor if layout.ranks <= machine.gpus_per_node else 1.0),
+        )
+
+    def total(factor: float) -> float:
+        return float(step_seconds(shape, scaled(factor), layout, FITTED).total)
+
+    if layout.ranks == 1 or total(SLOWEST) <= seconds * 1.02:
+        return machine
+    return scaled(_solve(total, seconds))
+
+
+def _solve(total: Callable[[float], float], seconds: float) -> float:
+    low, high = math.log(SLOWEST), math.log(FASTEST)
+    if total(FASTEST) >= seconds:
+        # not even free communication explains so fast a step: what was measured hides all of it
+        return FASTEST
+    for _ in range(40):
+        middle = (low + high) / 2
+        if total(math.exp(middle)) > seconds:
+            low = middle
+        else:
+            high = middle
+    return math.exp((low + high) / 2)

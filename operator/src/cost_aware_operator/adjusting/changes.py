@@ -1,0 +1,88 @@
+"""What has been changed in a run, what was promised of it, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from cost_aware_operator.planning.plan import Plan
+
+KEPT = 20
+"""Changes that are remembered; older ones drop out."""
+
+
+class Kind(StrEnum):
+    """How a change is made."""
+
+    REBALANCE = "Rebalance"
+    """Other degrees on the same pods."""
+    RESIZE = "Resize"
+    """Another number of pods."""
+
+
+class ChangeOutcome(StrEnum):
+    """What came of a change."""
+
+    IN_PROGRESS = "InProgress"
+    """Ordered, and not one step done under it."""
+    CHECKING = "Checking"
+    """Steps are done; whether it keeps its promise is being measured."""
+    KEPT = "Kept"
+    ROLLED_BACK = "RolledBack"
+    """It was worse than what it replaced."""
+    FAILED = "Failed"
+    """It did not start, and the run went on under the old plan."""
+    SUPERSEDED = "Superseded"
+    """The manifest was changed, or the run ended, before it could be judged."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of plan. Dollars and seconds are of one step, measured before, promised, and measured after.
+
+    `predicted_savings_usd` is over the steps that were left, the cost of the change taken off; `realised_savings_usd` the same with
+    what was measured. `is_rollback` undoes the change before it.
+    """
+
+    at: datetime
+    attempt: int
+    kind: Kind
+    origin: Plan
+    target: Plan
+    reason: str
+    before_step_usd: float
+    predicted_step_usd: float
+    predicted_savings_usd: float
+    remaining_steps: int
+    is_rollback: bool = False
+    resumed_at: datetime | None = None
+    realised_step_usd: float | None = None
+    realised_savings_usd: float | None = None
+    downtime_seconds: float | None = None
+    outcome: ChangeOutcome = ChangeOutcome.IN_PROGRESS
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it is not yet known what came of it."""
+        return self.outcome in (ChangeOutcome.IN_PROGRESS, ChangeOutcome.CHECKING)
+
+
+def plan_key(plan: Plan) -> str:
+    """What makes one plan of a job another: by this it is barred."""
+    parts = (
+        plan.nodes, plan.data, plan.tensor, plan.pipeline, plan.micro_batch, plan.sharding, plan.recompute, plan.schedule,
+        plan.interleave, "+".join(plan.instance_types),
+    )  # fmt: skip
+    return "/".join(map(str, parts))
+
+
+def described(plan: Plan) -> str:
+    """A plan in a few words."""
+    nodes = f"{plan.nodes} node{'' if plan.nodes == 1 else 's'}"
+    return f"{plan.data}x{plan.tensor}x{plan.pipeline} on {nodes}, micro-batch {plan.micro_batch}"
+
+
+def kind_of(origin: Plan, target: Plan) -> Kind:
+    """How one gets from a plan to another."""
+    return Kind.REBALANCE if origin.nodes == target.nodes else Kind.RESIZE

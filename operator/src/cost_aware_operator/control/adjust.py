@@ -1,0 +1,188 @@
+"""The adjuster in a reconcile: what it is told of a job, and what its verdict changes in the record. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cost_aware_operator.adjusting.adjuster import (
+    Action,
+    DynamicParallelismAdjuster,
+    Settings,
+    Situation,
+    Verdict,
+    Window,
+    step_usd,
+)
+from cost_aware_operator.adjusting.calibration import Measured
+from cost_aware_operator.adjusting.changes import KEPT, Change, ChangeOutcome, kind_of, plan_key
+from cost_aware_operator.control.facts import Facts
+from cost_aware_operator.control.money import current_samples, price_of
+from cost_aware_operator.control.record import RunRecord
+from cost_aware_operator.observing.samples import observe
+from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space
+from cost_aware_trainer.contract import Phase
+
+START_SECONDS = 300.0
+"""From the order of a change to its first step; a change that takes longer has failed."""
+MODELLED = (
+    Phase.COMPUTE, Phase.OPTIMIZER, Phase.COMMUNICATION, Phase.TENSOR_COMMUNICATION, Phase.PIPELINE_COMMUNICATION,
+    Phase.PIPELINE_BUBBLE,
+)  # fmt: skip
+"""What the cost models predict of a step; checkpoints, evaluation and waiting for data go on under every plan."""
+
+
+def adjusted(facts: Facts, plan: Plan) -> tuple[RunRecord, Verdict | None]:
+    """The record after looking at a run that trains: what came of the last change, and whether to begin another."""
+    record = _checked(facts)
+    facts = replace(facts, record=record)
+    situation = situation_of(facts, plan)
+    if situation is None:
+        return record, None
+    verdict = DynamicParallelismAdjuster().verdict(situation)
+    if verdict.plan is None or verdict.action not in (Action.CHANGE, Action.ROLL_BACK):
+        return _judged(record, situation), verdict
+    return _begun(facts, situation, verdict), verdict
+
+
+def situation_of(facts: Facts, plan: Plan) -> Situation | None:
+    """What the adjuster looks at; None for a program whose steps are not known."""
+    spec, record = facts.job.spec, facts.record
+    lead = max((s for s in current_samples(facts) if s.total_steps > 0), key=lambda s: s.step, default=None)
+    if spec.trainer.config is None or lead is None:
+        return None
+    prices = [price_of(facts, p) for p in facts.pods if p.started_at is not None and p.ended_at is None]
+    known = [p.hourly_usd for p in prices if p is not None]
+    settings = spec.efficiency
+    deadline = None
+    if spec.deadline_seconds is not None and record.started_at is not None:
+        deadline = spec.deadline_seconds - (facts.now - record.started_at).total_seconds()
+    return Situation(
+        now=facts.now,
+        settings=Settings(
+            settings.policy,
+            settings.threshold,
+            float(settings.window_seconds),
+            float(settings.cooldown_seconds),
+            settings.minimum_savings_usd,
+        ),
+        plan=plan,
+        space=adjusting_space(PlanInput(spec, facts.prices, facts.defaults.resources)),
+        window=window_of(facts),
+        remaining_steps=lead.total_steps - lead.step,
+        hourly_usd=sum(known) if known and len(known) == len(prices) else None,
+        changes=record.changes,
+        barred=frozenset(record.barred),
+        deadline_left_seconds=deadline,
+    )
+
+
+def window_of(facts: Facts) -> Window | None:
+    """What the newest attempt's ranks did over the scrapes that are kept."""
+    seen = observe(facts.scrapes)
+    if seen is None or seen.attempt != facts.record.attempt or seen.steps_per_second <= 0 or not seen.rank_step_seconds:
+        return None
+    parts = seen.rank_step_seconds
+    modelled = sum(parts.get(phase, 0.0) for phase in MODELLED)
+    working = parts.get(Phase.COMPUTE, 0.0) + parts.get(Phase.OPTIMIZER, 0.0)
+    if working <= 0:
+        return None
+    return Window(seen.seconds, seen.steps, seen.efficiency, 1 / seen.steps_per_second, Measured(modelled, working))
+
+
+def _begun(facts: Facts, situation: Situation, verdict: Verdict) -> RunRecord:
+    """The record with a change ordered; the next attempt carries it out."""
+    target = verdict.plan
+    if target is None:
+        raise AssertionError("a change has a plan")
+    record, back = facts.record, verdict.action is Action.ROLL_BACK
+    changes = list(_judged(record, situation).changes)
+    barred = record.barred
+    if back and changes:
+        changes[-1] = replace(changes[-1], outcome=ChangeOutcome.ROLLED_BACK)
+        barred = (*barred, plan_key(situation.plan))
+    elif changes and changes[-1].is_open:
+        changes[-1] = replace(changes[-1], outcome=ChangeOutcome.KEPT)
+    change = Change(
+        at=facts.now,
+        attempt=record.attempt + 1,
+        kind=kind_of(situation.plan, target),
+        origin=situation.plan,
+        target=target,
+        reason=verdict.message,
+        before_step_usd=step_usd(situation),
+        predicted_step_usd=verdict.predicted_step_usd or 0.0,
+        predicted_savings_usd=verdict.predicted_savings_usd or 0.0,
+        remaining_steps=situation.remaining_steps,
+        is_rollback=back,
+    )
+    target = replace(target, explanation=verdict.message)
+    return record.model_copy(
+        update={"plan": target, "changes": (*changes, change)[-KEPT:], "barred": tuple(dict.fromkeys(barred))}
+    )
+
+
+def _judged(record: RunRecord, situation: Situation) -> RunRecord:
+    """What the last change has come to, once its window is full."""
+    last = record.changes[-1] if record.changes else None
+    window = situation.window
+    if (
+        last is None
+        or last.outcome is not ChangeOutcome.CHECKING
+        or window is None
+        or window.seconds < situation.settings.window_seconds
+        or situation.hourly_usd is None
+    ):
+        return record
+    realised = step_usd(situation)
+    paid = (last.downtime_seconds or 0.0) * situation.hourly_usd / 3600
+    judged = replace(
+        last,
+        realised_step_usd=realised,
+        realised_savings_usd=last.remaining_steps * (last.before_step_usd - realised) - paid,
+        outcome=ChangeOutcome.KEPT,
+    )
+    return record.model_copy(update={"changes": (*record.changes[:-1], judged)})
+
+
+def _checked(facts: Facts) -> RunRecord:
+    """Notes the first step under a change that was ordered."""
+    record = facts.record
+    last = record.changes[-1] if record.changes else None
+    if last is None or last.outcome is not ChangeOutcome.IN_PROGRESS or record.attempt < last.attempt:
+        return record
+    if not any(s.attempt == record.attempt and s.steps > 0 for s in current_samples(facts)):
+        return record
+    seen = replace(
+        last,
+        resumed_at=facts.now,
+        downtime_seconds=(facts.now - last.at).total_seconds(),
+        outcome=ChangeOutcome.CHECKING,
+    )
+    return record.model_copy(update={"changes": (*record.changes[:-1], seen)})
+
+
+def failed_change(facts: Facts, why: str) -> RunRecord | None:
+    """The record that goes back to the plan before a change that did not start; None if none is under way."""
+    record = facts.record
+    last = record.changes[-1] if record.changes else None
+    if last is None or last.outcome is not ChangeOutcome.IN_PROGRESS:
+        return None
+    ended = replace(last, outcome=ChangeOutcome.FAILED, reason=f"{last.reason} (it did not start: {why})"[:1024])
+    return record.model_copy(
+        update={
+            "plan": replace(
+                last.origin,
+                explanation=f"back from {last.target.data}x{last.target.tensor}x{last.target.pipeline}: {why}",
+            ),
+            "changes": (*record.changes[:-1], ended),
+            "barred": tuple(dict.fromkeys((*record.barred, plan_key(last.target)))),
+        }
+    )
+
+
+def overdue(facts: Facts) -> bool:
+    """Whether a change that was ordered has had its time."""
+    last = facts.record.changes[-1] if facts.record.changes else None
+    if last is None or last.outcome is not ChangeOutcome.IN_PROGRESS:
+        return False
+    return (facts.now - last.at).total_seconds() > START_SECONDS
