@@ -63,6 +63,10 @@ class Arrangement:
         loss_sum = self._replica.step(micro_batches, scale)
         return loss_sum if self.reports else 0.0, self._replica.squared_gradient_norm()
 
+    def bubble_seconds(self, compute_seconds: float) -> float:
+        """What the pipeline's schedule makes a rank wait in a step in which it computes so long; 0 without a pipeline."""
+        return self._replica.bubble_seconds(compute_seconds)
+
     def update(self, norm: float, rate: float) -> None:
         """Clips by the global norm and applies the optimizer's step."""
         clip(self._replica.held, norm, self.plan.optimizer.gradient_clip)

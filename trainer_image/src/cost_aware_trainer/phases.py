@@ -50,6 +50,10 @@ class PhaseClock:
         self._seconds[source] -= moved
         self._seconds[target] += moved
 
+    def booked(self, phase: Phase) -> float:
+        """Seconds that a phase has been given in this lap, until it was last left or settled."""
+        return self._seconds[phase]
+
     def settle(self) -> None:
         """Books everything until now, and waits for the device, so that what it measured can be read."""
         self._switch(self._phase)

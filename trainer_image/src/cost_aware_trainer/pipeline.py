@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
     ScheduleZBVZeroBubble,
+    schedules,
 )
 
 from cost_aware_trainer.contract import RunPlan, Schedule
@@ -96,9 +98,35 @@ class Pipeline:
         count = self._schedule._n_microbatches
         inputs = [(tokens[:, :-1],) for tokens in micro_batches] if self._is_first else [() for _ in range(count)]
         targets = [tokens[:, 1:] for tokens in micro_batches] if self._is_last else None
-        self._schedule.step(arg_mbs=inputs, target_mbs=targets, return_outputs=False)
+        with self._waits_timed():
+            self._schedule.step(arg_mbs=inputs, target_mbs=targets, return_outputs=False)
         self._count_bytes(count)
         return float(self._loss_sum)
+
+    @contextmanager
+    def _waits_timed(self) -> Iterator[None]:
+        """Counts what this rank waits for its neighbours as exposed; torch's schedules all wait through one function."""
+        original = schedules._wait_batch_p2p
+
+        def timed(work: list[dist.Work]) -> None:
+            with self._mesh.traffic.exposed(Axis.PIPELINE):
+                original(work)
+
+        schedules._wait_batch_p2p = timed
+        try:
+            yield
+        finally:
+            schedules._wait_batch_p2p = original
+
+    def bubble_seconds(self, compute_seconds: float) -> float:
+        """What the schedule makes a rank wait in a step in which it computes so long, with equal stages.
+
+        (p - 1)/m of its work for GPipe and 1F1B (Huang et al. 2019), divided by the v stages a rank when interleaved
+        (Narayanan et al. 2021); zero-bubble schedules leave a third of that, as weight gradients fill the rest (Qi et al. 2023).
+        """
+        kind, stages = self._plan.strategy.schedule, self._plan.degrees.pipeline
+        share: float = (stages - 1) / self._schedule._n_microbatches / self._plan.strategy.interleave
+        return share * compute_seconds * (1 / 3 if kind in (Schedule.ZERO_BUBBLE, Schedule.ZERO_BUBBLE_V) else 1)
 
     def _count_bytes(self, micro_batches: int) -> None:
         """Activations leave every stage but the last, gradients every stage but the first, unless for the same rank."""

@@ -135,6 +135,10 @@ class Replica:
         gathers = (2 if strategy.sharding is Sharding.ZERO3 else 1) * self._micro_batches
         return float(gathers * gathered_bytes + often * weights_bytes * 4)
 
+    def bubble_seconds(self, compute_seconds: float) -> float:
+        """See `Pipeline.bubble_seconds`; 0 without a pipeline."""
+        return self._pipeline.bubble_seconds(compute_seconds) if self._pipeline else 0.0
+
     def squared_gradient_norm(self) -> float:
         """This rank's share of the squared norm of the whole model's gradient."""
         return squared_norm(self._mesh, self.held, is_sharded=self.is_sharded)

@@ -111,7 +111,11 @@ def can_follow_in_process(running: RunOrder, order: RunOrder) -> bool:
         return False
     old, new = (
         dataclasses.replace(
-            o, attempt=0, plan=None, entry=tuple(p.replace(f"attempt-{o.attempt}/", "") for p in o.entry)
+            o,
+            attempt=0,
+            plan=None,
+            drain_seconds=0.0,
+            entry=tuple(p.replace(f"attempt-{o.attempt}/", "") for p in o.entry),
         )
         for o in (running, order)
     )

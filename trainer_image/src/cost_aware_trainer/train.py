@@ -198,6 +198,9 @@ class Trainer:
         self._clock.settle()
         for axis, seconds in arrangement.mesh.traffic.take_seconds().items():
             self._clock.move(Phase.COMPUTE, _EXPOSED[axis], seconds)
+        # of what a rank waits for its neighbours, the schedule explains this much; the rest is the sends themselves
+        bubble_seconds = arrangement.bubble_seconds(self._clock.booked(Phase.COMPUTE))
+        self._clock.move(Phase.PIPELINE_COMMUNICATION, Phase.PIPELINE_BUBBLE, bubble_seconds)
         flags = self._wants_stop(), self._is_save_due(), self._save_has_failed(), self._next_plan() is not None
         return StepVote(loss_sum, self._trained, squared_norm, *flags)
 

@@ -14,7 +14,7 @@ from cost_aware_operator.costs.predict import Machine, step_seconds
 
 FASTEST, SLOWEST = 1e4, 1e-4
 """How far a network may be from its listed rate, as factors."""
-ROUNDS = 4
+ROUNDS = 3
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,12 @@ def calibrated(shape: DecoderShape, offer: Offer, layout: Layout, measured: Meas
     before = float(step_seconds(shape, offer.machine, layout).total)
     machine = offer.machine
     for _ in range(ROUNDS):
-        found = step_seconds(shape, machine, layout)
-        # fixed costs do not scale with the machine, so that one round is not enough
-        machine = _faster(machine, float(found.compute + found.optimizer) / measured.working_seconds)
-    machine = _with_links(shape, machine, layout, measured.step_seconds)
+        # fixed costs do not scale, and hidden traffic slows computing, so that one round of each is not enough
+        for _ in range(ROUNDS):
+            found = step_seconds(shape, machine, layout)
+            machine = _faster(machine, float(found.compute + found.optimizer) / measured.working_seconds)
+        listed = replace(offer.machine, accelerator=machine.accelerator)
+        machine = _with_links(shape, listed, layout, measured.step_seconds)
     return Calibrated(replace(offer, machine=machine), before / measured.step_seconds - 1)
 
 
