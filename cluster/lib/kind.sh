@@ -108,3 +108,15 @@ import_images() {
       docker exec -i "${node}" sh -c "mkdir -p /var/lib/loaded-images && cat >'/var/lib/loaded-images/${image//[\/:]/_}'"
   done
 }
+
+# shape RATE: what leaves a worker, in both directions between two of them, goes no faster; `shape off` takes it back.
+shape() {
+  local node
+  for node in $(workers); do
+    if [[ $1 == off ]]; then
+      docker exec "${node}" tc qdisc del dev eth0 root 2>/dev/null || true
+    else
+      docker exec "${node}" tc qdisc replace dev eth0 root tbf rate "$1" burst 64kb latency 400ms
+    fi
+  done
+}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from cost_aware_trainer.layout import Box, Stage, box_of, stages_of
 from cost_aware_trainer.mesh import Mesh
 from cost_aware_trainer.models.decoder import Decoder, initial_value, shape_of
 from cost_aware_trainer.pipeline import Pipeline
+from cost_aware_trainer.sharded_waits import waits_timed
 from cost_aware_trainer.tensor_parallel import TensorAxis
 from cost_aware_trainer.traffic import Axis
 
@@ -107,7 +109,8 @@ class Replica:
         if self._data_sum:
             self._data_sum.begin()
         pipeline = self._pipeline
-        loss_sum = pipeline.step(list(micro_batches), scale) if pipeline else self._accumulate(micro_batches, scale)
+        with waits_timed(self._mesh.traffic) if self.is_sharded else nullcontext():
+            loss_sum = pipeline.step(list(micro_batches), scale) if pipeline else self._accumulate(micro_batches, scale)
         if self._data_sum:
             self._data_sum.finish()
         sum_shared(self._mesh, self.held)

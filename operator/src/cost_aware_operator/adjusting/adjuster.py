@@ -89,6 +89,8 @@ class Verdict:
     plan: Plan | None = None
     predicted_step_usd: float | None = None
     predicted_savings_usd: float | None = None
+    searched: bool = False
+    """Whether other plans were searched for."""
 
 
 def _hold(reason: str, message: str) -> Verdict:
@@ -98,8 +100,8 @@ def _hold(reason: str, message: str) -> Verdict:
 class DynamicParallelismAdjuster:
     """The chain of checks."""
 
-    def verdict(self, given: Situation) -> Verdict:
-        """What to do now."""
+    def verdict(self, given: Situation, recent: Verdict | None = None) -> Verdict:
+        """What to do now; where only a search could tell, and there was a `recent` one, its answer."""
         checks: tuple[Callable[[Situation], Verdict | None], ...] = (
             _off,
             _samples,
@@ -113,7 +115,7 @@ class DynamicParallelismAdjuster:
             found = check(given)
             if found is not None:
                 return found
-        return _candidate(given)
+        return recent or replace(_candidate(given), searched=True)
 
 
 def _off(given: Situation) -> Verdict | None:

@@ -17,7 +17,7 @@ from cost_aware_operator.adjusting.calibration import Measured
 from cost_aware_operator.adjusting.changes import KEPT, Change, ChangeOutcome, kind_of, plan_key
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.money import current_samples, price_of
-from cost_aware_operator.control.record import RunRecord
+from cost_aware_operator.control.record import Considered, RunRecord
 from cost_aware_operator.observing.samples import observe
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space
 from cost_aware_trainer.contract import Phase
@@ -38,10 +38,30 @@ def adjusted(facts: Facts, plan: Plan) -> tuple[RunRecord, Verdict | None]:
     situation = situation_of(facts, plan)
     if situation is None:
         return record, None
-    verdict = DynamicParallelismAdjuster().verdict(situation)
-    if verdict.plan is None or verdict.action not in (Action.CHANGE, Action.ROLL_BACK):
-        return _judged(record, situation), verdict
-    return _begun(facts, situation, verdict), verdict
+    verdict = DynamicParallelismAdjuster().verdict(situation, _recent(facts, situation))
+    if verdict.plan is not None and verdict.action in (Action.CHANGE, Action.ROLL_BACK):
+        return _begun(facts, situation, verdict), verdict
+    record = _judged(record, situation)
+    if verdict.searched:
+        considered = Considered(
+            attempt=record.attempt,
+            generation=facts.job.generation,
+            at=facts.now,
+            reason=verdict.reason,
+            message=verdict.message,
+        )
+        record = record.model_copy(update={"considered": considered})
+    return record, verdict
+
+
+def _recent(facts: Facts, situation: Situation) -> Verdict | None:
+    """The last search's answer, as long as a window has not passed: what is measured changes slowly, and a search takes time."""
+    last = facts.record.considered
+    if last is None or (last.attempt, last.generation) != (facts.record.attempt, facts.job.generation):
+        return None
+    if (facts.now - last.at).total_seconds() >= situation.settings.window_seconds:
+        return None
+    return Verdict(Action.HOLD, last.reason, last.message)
 
 
 def situation_of(facts: Facts, plan: Plan) -> Situation | None:

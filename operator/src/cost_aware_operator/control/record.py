@@ -16,6 +16,18 @@ KEY_ORDER = "order.json"
 KEY_RESULT = "result.json"
 
 
+class Considered(BaseModel):
+    """The newest search for another plan, and why it changed nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attempt: int
+    generation: int
+    at: datetime
+    reason: str
+    message: str
+
+
 class RunRecord(BaseModel):
     """Written before what it says is acted on: an operator that dies in between repeats the act, which is harmless.
 
@@ -42,6 +54,7 @@ class RunRecord(BaseModel):
     planned_for: str = ""
     changes: tuple[Change, ...] = ()
     barred: tuple[str, ...] = ()
+    considered: Considered | None = None
     ledger: LedgerState = LedgerState()
 
 
