@@ -1,0 +1,90 @@
+"""The ring on a real cluster: a plan that wastes dollars is changed, checked, and never at the cost of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.support.cluster import Space, manifest, script
+from tests.support.truth import assert_exactly_once
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+MODEL = {"layers": 4, "hidden": 128, "heads": 4, "kvHeads": 2, "ffn": 344, "sequenceLength": 128, "vocabulary": 256}
+QUICK = {"policy": "Act", "threshold": 0.9, "windowSeconds": 10, "cooldownSeconds": 20}
+PRICED: dict[str, Any] = {"instanceTypes": ["p3.2xlarge"]}
+
+
+@pytest.fixture
+def slow_link() -> Iterator[None]:
+    script("shape", "20mbit")
+    yield
+    script("shape", "off")
+
+
+def submitted(space: Space, name: str, nodes: dict[str, Any], degrees: dict[str, int], **spec: Any) -> dict[str, Any]:
+    document = manifest(
+        name,
+        model=MODEL,
+        batch={"global": 8},
+        nodes={**nodes, **PRICED},
+        parallelism=degrees,
+        **({"trainer": {"config": {"steps": 500}}, "efficiency": QUICK} | spec),
+    )
+    space.submit(document)
+    return document
+
+
+def closes(status: dict[str, Any]) -> None:
+    """The dollars by cause add up to the whole."""
+    cost = status["cost"]
+    assert sum(cost["byCause"].values()) == pytest.approx(cost["accruedUSD"], rel=0.005)
+
+
+def test_too_many_nodes_on_a_slow_link_become_fewer(space: Space, slow_link: None) -> None:
+    document = submitted(space, "wide", {"min": 1, "max": 2}, {"data": 2, "tensor": 1, "pipeline": 1})
+    status = space.wait_finished("wide", seconds=420)
+    assert status["state"] == "Succeeded", status
+    first = status["adjustments"][0]
+    assert (first["kind"], first["from"][:17], first["to"][:15]) == ("Resize", "2x1x1 on 2 nodes,", "1x1x1 on 1 node")
+    assert first["outcome"] == "Kept"
+    assert first["predictedSavingsUSD"] > 0
+    assert first["realisedSavingsUSD"] > 0
+    assert first["downtimeSeconds"] < 120
+    assert status["plan"]["nodes"] == 1
+    assert_exactly_once(space, "wide", document["spec"], status)
+    closes(status)
+
+
+def test_degrees_are_changed_under_living_pods_and_taken_back_if_that_was_wrong(space: Space) -> None:
+    document = submitted(space, "deep", {"min": 2, "max": 2}, {"data": 1, "tensor": 1, "pipeline": 2})
+    pods = space.wait("deep", lambda s: bool(s.get("adjustments")), 240, "a change of degrees") and space.pods("deep")
+    status = space.wait_finished("deep", seconds=420)
+    assert status["state"] == "Succeeded", status
+    first = status["adjustments"][0]
+    assert first["kind"] == "Rebalance"
+    assert first["from"].startswith("1x1x2 on 2 nodes")
+    assert {p["metadata"]["uid"] for p in space.pods("deep")} == {p["metadata"]["uid"] for p in pods}, "the pods stay"
+    assert first["outcome"] in ("Kept", "RolledBack")
+    kept = first["realisedSavingsUSD"] >= -0.02 * abs(first["predictedSavingsUSD"])
+    assert kept or first["outcome"] == "RolledBack", "what was worse is taken back"
+    assert_exactly_once(space, "deep", document["spec"], status)
+    closes(status)
+
+
+def test_recommend_says_what_it_would_do_and_does_nothing(space: Space, slow_link: None) -> None:
+    steps = {"config": {"steps": 100_000}}
+    policy = {**QUICK, "policy": "Recommend"}
+    degrees = {"data": 2, "tensor": 1, "pipeline": 1}
+    submitted(space, "advised", {"min": 1, "max": 2}, degrees, trainer=steps, efficiency=policy)
+
+    def recommended(status: dict[str, Any]) -> bool:
+        found = [c for c in status.get("conditions", []) if c["type"] == "Adjusting"]
+        return bool(found) and found[0]["reason"] == "Recommended"
+
+    status = space.wait("advised", recommended, 180, "a recommendation")
+    assert "1x1x1 on 1 node" in space.condition("advised", "Adjusting")["message"]
+    assert status["plan"]["nodes"] == 2
+    assert status["attempt"] == 1
+    assert status.get("adjustments", []) == []
