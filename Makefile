@@ -97,6 +97,10 @@ bench: venv ## Measures one decision by the number of pods, how right the cost m
 	python bench/accuracy.py
 	python bench/planner.py
 
+.PHONY: savings
+savings: venv ## The same runs with and without the adjuster, on the cluster: what it saves (needs install)
+	python bench/savings.py
+
 ## The cluster
 
 .PHONY: cluster-up

@@ -1,0 +1,139 @@
+"""What the adjuster saves on the cluster: the same run, static and dynamic, from a bad plan and from the best one.
+
+python bench/savings.py [--runs N]      (needs make install; writes bench/results/savings.json)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.support.cluster import Cluster, Space, manifest, script
+
+ROOT = Path(__file__).resolve().parents[1]
+MODEL = {"layers": 4, "hidden": 128, "heads": 4, "kvHeads": 2, "ffn": 344, "sequenceLength": 128, "vocabulary": 256}
+EFFICIENCY = {"threshold": 0.9, "windowSeconds": 10, "cooldownSeconds": 30}
+NAMESPACE = "catj-savings"
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A job as somebody might submit it, and the link between its nodes."""
+
+    name: str
+    degrees: tuple[int, int, int]
+    nodes: tuple[int, int]
+    rate: str
+    steps: int
+
+
+SCENARIOS = (
+    Scenario("pipeline over a slow link", (1, 1, 2), (1, 2), "20mbit", 200),
+    Scenario("too many nodes for its size", (2, 1, 1), (1, 2), "20mbit", 100),
+    Scenario("already the best plan", (1, 1, 1), (1, 2), "off", 300),
+)
+
+
+def document(scenario: Scenario, name: str, policy: str) -> dict[str, Any]:
+    """The job's manifest."""
+    degrees = dict(zip(("data", "tensor", "pipeline"), scenario.degrees, strict=True))
+    nodes = {"min": scenario.nodes[0], "max": scenario.nodes[1], "instanceTypes": ["p3.2xlarge"]}
+    return manifest(
+        name,
+        model=MODEL,
+        batch={"global": 8},
+        nodes=nodes,
+        parallelism=degrees,
+        trainer={"config": {"steps": scenario.steps}},
+        efficiency={**EFFICIENCY, "policy": policy},
+    )
+
+
+def run(space: Space, scenario: Scenario, name: str, policy: str) -> dict[str, Any]:
+    """One job to its end; its final status and its losses."""
+    given = document(scenario, name, policy)
+    if scenario.degrees == (1, 1, 1):
+        # nodes.max says what it may become; it starts on one
+        given["spec"]["nodes"]["min"] = 1
+    space.submit(given)
+    status = space.wait_finished(name, seconds=1500)
+    if status["state"] != "Succeeded":
+        raise SystemExit(f"{name}: {status['state']}: {status['message']}")
+    losses = [entry["loss"] for _, entry in sorted(space.weights_made_by(name).items())]
+    return {"status": status, "loss": losses[-1], "samples": status["progress"]["samplesChecksum"]}
+
+
+def compare(space: Space, scenario: Scenario, number: int) -> dict[str, Any]:
+    """Static and dynamic, one after the other."""
+    slug = scenario.name.replace(" ", "-")[:20]
+    script("shape", scenario.rate)
+    try:
+        static = run(space, scenario, f"static-{slug}-{number}", "Off")
+        dynamic = run(space, scenario, f"dynamic-{slug}-{number}", "Act")
+    finally:
+        script("shape", "off")
+    changes = dynamic["status"].get("adjustments", [])
+    seconds = {k: v["status"]["cost"]["podSeconds"] for k, v in (("static", static), ("dynamic", dynamic))}
+    return {
+        "scenario": scenario.name,
+        "static_usd": static["status"]["cost"]["accruedUSD"],
+        "dynamic_usd": dynamic["status"]["cost"]["accruedUSD"],
+        "static_loss": static["loss"],
+        "dynamic_loss": dynamic["loss"],
+        "same_samples": static["samples"] == dynamic["samples"],
+        "static_pod_seconds": seconds["static"],
+        "dynamic_pod_seconds": seconds["dynamic"],
+        "decisions": [f"{c['kind']}: {c['from']} -> {c['to']} ({c['outcome']})" for c in changes],
+        "downtime_seconds": sum(c.get("downtimeSeconds") or 0.0 for c in changes),
+    }
+
+
+def main() -> None:
+    """Prints the table and writes the figures."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=1)
+    runs = parser.parse_args().runs
+    cluster = Cluster.connect()
+    script("volumes", NAMESPACE)
+    found = []
+    try:
+        space = Space(cluster, NAMESPACE)
+        for number in range(runs):
+            for scenario in SCENARIOS:
+                print(f"▸ {scenario.name}, run {number + 1} of {runs}", file=sys.stderr)
+                found.append(compare(space, scenario, number))
+                print(json.dumps(found[-1]), file=sys.stderr)
+    finally:
+        script("forget", NAMESPACE)
+    (ROOT / "bench/results").mkdir(exist_ok=True)
+    (ROOT / "bench/results/savings.json").write_text(json.dumps(found, indent=2) + "\n")
+    table = Table()
+    for column in ("scenario", "static $", "dynamic $", "saved", "losses", "decisions", "downtime s"):
+        table.add_column(column)
+    for one in found:
+        saved = 1 - one["dynamic_usd"] / one["static_usd"]
+        losses = f"{one['static_loss']:.4f} {one['dynamic_loss']:.4f}"
+        decisions = "\n".join(one["decisions"]) or "none"
+        table.add_row(
+            one["scenario"],
+            f"{one['static_usd']:.4f}",
+            f"{one['dynamic_usd']:.4f}",
+            f"{saved:.0%}",
+            losses,
+            decisions,
+            f"{one['downtime_seconds']:.1f}",
+        )
+    Console(width=170).print(table)
+
+
+if __name__ == "__main__":
+    main()
