@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from tests.support.compression_cases import *  # noqa: F403
+
 from cost_aware_trainer.contract import Reconfiguration, RunPlan
 from cost_aware_trainer.metrics import RankMetrics
 from cost_aware_trainer.results import Surroundings

@@ -232,6 +232,15 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
 
+class Compression(StrEnum):
+    """What gradients are sent as between replicas. int8 and int4 are quantised in blocks, with error feedback."""
+
+    NONE = "none"
+    BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelPlan(Message):
     """The bundled decoder's shape. With `tied_embeddings` the output head is the embedding matrix."""
