@@ -1,7 +1,10 @@
 import pytest
 import torch
 
+from cost_aware_trainer.contract import Compression, DegreesPlan, ModelPlan, Sharding
+
 QUANTISED = ["int8", "int4"]
+MODEL = ModelPlan(layers=5, hidden=32, heads=8, kv_heads=4, ffn=48, sequence_length=16, vocabulary=256)
 LARGEST_CODE = {"int8": 127, "int4": 7}
 
 
@@ -59,7 +62,7 @@ def test_bytes_are_those_of_the_two_hops(pool):
         pool.run(4, "compress", compression=c, elements=4096, steps=1)[0]["bytes"] for c in ("int8", "int4", "bf16")
     )
     assert int8 == 2 * 3 * (1024 + 4 * 2)
-    assert int4 == 2 * 3 * (512 + 4 * 2)
+    assert int4 == 2 * 3 * (512 + 32 * 2)
     assert bf16 == 2 * 3 / 4 * 2 * 4096
 
 
@@ -103,3 +106,37 @@ def test_fully_shard_trains_with_a_compressed_reduce_scatter(pool, compression):
     assert all(torch.equal(answer[compression], compressed) for answer in answers)
     moved = (exact - exact.mean()).norm()
     assert 0 < (compressed - exact).norm() < 0.05 * moved
+
+
+LAYOUTS = {
+    "2": (DegreesPlan(data=2), {}),
+    "4": (DegreesPlan(data=4), {}),
+    "2-tensor-2": (DegreesPlan(data=2, tensor=2), {}),
+    "2-pipeline-2": (DegreesPlan(data=2, pipeline=2), {}),
+    "4-zero1": (DegreesPlan(data=4), {"sharding": Sharding.ZERO1}),
+    "2-zero2": (DegreesPlan(data=2), {"sharding": Sharding.ZERO2}),
+    "4-zero3": (DegreesPlan(data=4), {"sharding": Sharding.ZERO3}),
+}
+CLOSE = {Compression.BF16: 0.005, Compression.INT8: 0.01, Compression.INT4: 0.02}
+
+
+@pytest.mark.parametrize("compression", list(CLOSE))
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_the_trainer_reaches_the_loss_of_fp32_and_says_what_it_sent(train, plan_of, reference, layout, compression):
+    degrees, strategy = LAYOUTS[layout]
+    run = train(plan_of(degrees, steps=20, compression=compression, **strategy))
+    exact = reference(MODEL)
+    for key in ("loss", "heldout_loss"):
+        assert run["result"][key] == pytest.approx(exact["result"][key], rel=CLOSE[compression])
+        assert run["result"][key] != exact["result"][key]
+    assert exact["steps"][0]["loss"] > 1.1 * exact["steps"][-1]["loss"]
+
+
+def test_the_steps_log_counts_compressed_bytes(train, plan_of):
+    sent = {
+        compression: train(plan_of(DegreesPlan(data=2), steps=1, compression=compression))["steps"][0]["bytes"]["data"]
+        for compression in Compression
+    }
+    assert sent["none"] == pytest.approx(2 * sent["bf16"], rel=0.01)
+    assert sent["none"] / sent["int8"] == pytest.approx(3.97, rel=0.02)
+    assert sent["none"] / sent["int4"] == pytest.approx(7.11, rel=0.02)

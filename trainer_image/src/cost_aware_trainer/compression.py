@@ -24,12 +24,20 @@ from torch._C._distributed_c10d import GradBucket
 
 from cost_aware_trainer.collectives import TIMEOUT, ring_bytes
 from cost_aware_trainer.contract import Compression
-from cost_aware_trainer.quantisation import BLOCK, BlockCodec
+from cost_aware_trainer.quantisation import BLOCKS, SCALE_BYTES, BlockCodec
 
 BITS = {Compression.INT8: 8, Compression.INT4: 4}
 
 Layout = tuple[tuple[str, int], ...]
 """What a bucket holds: names and element counts of its parameters (or this rank's parts of them), in order."""
+
+
+def element_bytes(compression: Compression) -> float:
+    """Bytes of an fp32 gradient's element on the wire, with its part of a scale."""
+    if compression in BITS:
+        bits = BITS[compression]
+        return bits / 8 + SCALE_BYTES / BLOCKS[bits]
+    return 2.0 if compression is Compression.BF16 else 4.0
 
 
 def exchange(carry: Tensor, own: int, codec: BlockCodec, group: dist.ProcessGroup) -> None:
@@ -102,13 +110,13 @@ class CompressedSum:
     Args:
         group: of two ranks or more. A second group of the same ranks is made, so all of them must build this object.
         compression: anything but none.
-        block: elements that share a scale.
+        block: elements that share a scale; 0 for what `BLOCKS` says.
 
     Raises:
         ValueError: a compression that is none, or a group of one rank: sum without this class.
     """
 
-    def __init__(self, group: dist.ProcessGroup, compression: Compression, block: int = BLOCK) -> None:
+    def __init__(self, group: dist.ProcessGroup, compression: Compression, block: int = 0) -> None:
         if compression is Compression.NONE or group.size() < 2:
             raise ValueError(f"compression: {compression} over {group.size()} ranks needs no compressed sum")
         self._group, self.ranks, self._own = group, group.size(), group.rank()

@@ -271,7 +271,7 @@ class DegreesPlan(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyPlan(Message):
-    """How the degrees are used. No field changes what is trained.
+    """How the degrees are used. No field changes what is trained, but `precision` and `compression` round.
 
     `interleave` is the number of pipeline stages on each rank; `stage_layers` the layers of each of the
     pipeline × interleave stages, and empty for an even split.
@@ -283,6 +283,7 @@ class StrategyPlan(Message):
     sharding: Sharding = Sharding.NONE
     recompute: Recompute = Recompute.NONE
     precision: Precision = Precision.FP32
+    compression: Compression = Compression.NONE
     compile: bool = False
 
 

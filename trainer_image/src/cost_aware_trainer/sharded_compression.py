@@ -13,7 +13,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter
 
 from cost_aware_trainer.compression import BITS, exchange
 from cost_aware_trainer.contract import Compression
-from cost_aware_trainer.quantisation import BLOCK, BlockCodec
+from cost_aware_trainer.quantisation import BlockCodec
 
 
 class CompressedReduceScatter(ReduceScatter):
@@ -24,13 +24,13 @@ class CompressedReduceScatter(ReduceScatter):
 
     Args:
         compression: anything but none.
-        block: elements that share a scale.
+        block: elements that share a scale; 0 for what `BLOCKS` says.
 
     Raises:
         ValueError: compression none: leave fully_shard its own reduce-scatter.
     """
 
-    def __init__(self, compression: Compression, block: int = BLOCK) -> None:
+    def __init__(self, compression: Compression, block: int = 0) -> None:
         if compression is Compression.NONE:
             raise ValueError("compression: none; leave fully_shard its own reduce-scatter")
         self._codec = BlockCodec(BITS[compression], block) if compression in BITS else None
