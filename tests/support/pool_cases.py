@@ -1,6 +1,7 @@
 """What the ranks of a pool can be asked to do. Arguments and answers are pickled."""
 
 import dataclasses
+from pathlib import Path
 
 from tests.support.compression_cases import *  # noqa: F403
 
@@ -31,11 +32,13 @@ def train(place, plan, stop_after=None):
     trainer = Trainer(plan, ranks, surroundings, metrics, log, lambda: len(log.entries) + 1 == stop_after)
     loaded = checksums_of(trainer)
     result = trainer.run()
+    checksums = checksums_of(trainer)
+    trainer._arrangement.close()
     return {
         "steps": log.entries,
         "result": dataclasses.asdict(result),
         "loaded": loaded,
-        "checksums": checksums_of(trainer),
+        "checksums": checksums,
     }
 
 
@@ -57,7 +60,9 @@ def reconfigure(place, plan, successors):
     surroundings, metrics = Surroundings(0, None, None), RankMetrics(place.rank)
     trainer = Trainer(plan, ranks, surroundings, metrics, log, lambda: False, succession)
     result = trainer.run()
-    return {"steps": log.entries, "result": dataclasses.asdict(result), "checksums": checksums_of(trainer)}
+    trainer._arrangement.close()
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    return {"steps": log.entries, "result": dataclasses.asdict(result), "threads": threads}
 
 
 def checksums_of(trainer):

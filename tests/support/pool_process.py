@@ -1,5 +1,6 @@
 """A process of a rank pool: torch is imported once, then one case after the other runs in it."""
 
+import gc
 import sys
 import traceback
 from datetime import timedelta
@@ -15,6 +16,7 @@ def serve(connection, rank, port):
     from cost_aware_trainer.collectives import Rendezvous, disconnect
 
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+    gc.freeze()
     while True:
         try:
             number, world, name, arguments = connection.recv()
@@ -27,4 +29,6 @@ def serve(connection, rank, port):
             answer = None, traceback.format_exc()
         finally:
             disconnect()
+            # Groups that are still referred to keep their threads.
+            gc.collect()
         connection.send(answer)

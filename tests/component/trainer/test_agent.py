@@ -18,6 +18,7 @@ from cost_aware_trainer.contract import (
     MAX_MESSAGE_BYTES,
     AgentPhase,
     AgentStatus,
+    DegreesPlan,
     Release,
     RunOrder,
     RunResult,
@@ -304,3 +305,53 @@ def test_two_pods_train_one_run_and_survive_the_loss_of_one(start_agent, make_pl
         assert agent.send("/release", Release(attempt=3, complete=True)) == 202
         assert agent.process.wait(5) == 0
     assert final_weights(plan) == final_weights(make_plan("undisturbed"))
+
+
+def with_strategy(plan, degrees, **changes):
+    return dataclasses.replace(plan, degrees=degrees, **changes)
+
+
+@pytest.mark.slow
+def test_an_order_for_another_layout_goes_on_in_the_same_processes(start_agent, make_plan, finish, tmp_path):
+    undisturbed = finish(make_plan("undisturbed", data=2, steps=300))
+    plan, log = make_plan("changed", data=2, steps=300), tmp_path / "steps.jsonl"
+    agent = start_agent()
+
+    def order(attempt, plan):
+        entry = ["-m", "cost_aware_trainer", "--plan", f"{agent.folder}/attempt-1/plan.json", "--steps-log", str(log)]
+        entry[3] = entry[3].replace("attempt-1/", f"attempt-{attempt}/")
+        return order_of(agent, attempt, entry, plan, ranks_per_node=2)
+
+    agent.send("/order", order(1, plan))
+    agent.wait_until(lambda: len(steps_of(log)) >= 10)
+    ranks = ranks_of(agent)
+    layouts = [DegreesPlan(tensor=2), DegreesPlan(pipeline=2)]
+    for attempt, degrees in enumerate(layouts, start=2):
+        assert agent.send("/order", order(attempt, with_strategy(plan, degrees))) == 202
+        agent.wait_until(
+            lambda: "went on in process" in agent.status.message or agent.status.phase is not AgentPhase.RUNNING
+        )
+        assert agent.status.attempt == attempt
+        assert sorted(ranks_of(agent)) == sorted(ranks)
+    result = agent.wait_for(AgentPhase.COMPLETED).result
+    assert result.samples_checksum == undisturbed.result.samples_checksum
+    assert result.loss == pytest.approx(undisturbed.result.loss, abs=1e-3)
+    steps = steps_of(log)
+    assert [step["step"] for step in steps] == list(range(1, 301))
+    assert {step["attempt"] for step in steps} == {1, 2, 3}
+
+
+@pytest.mark.slow
+def test_ranks_that_cannot_go_on_in_process_are_started_anew(start_agent, make_plan, tmp_path):
+    plan, log = make_plan("stuck", data=2, steps=200, interval_seconds=0.2), tmp_path / "steps.jsonl"
+    agent = start_agent("--reconfigure-seconds=1")
+    entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
+    agent.send("/order", order_of(agent, 1, entry, plan, ranks_per_node=2))
+    agent.wait_until(lambda: len(steps_of(log)) >= 20)
+    ranks = ranks_of(agent)
+    os.kill(ranks[0], signal.SIGSTOP)
+    other = with_strategy(plan, DegreesPlan(tensor=2))
+    assert agent.send("/order", order_of(agent, 2, entry, other, ranks_per_node=2)) == 202
+    assert agent.wait_for(AgentPhase.COMPLETED).result.step == 200
+    assert "starting them anew" in (agent.folder / "agent.log").read_text()
+    assert not set(ranks) & set(ranks_of(agent))

@@ -1,7 +1,9 @@
+import json
+
 import pytest
 
 from cost_aware_trainer import contract
-from cost_aware_trainer.contract import ContractError, Control, RunOrder, RunPlan, rendezvous_port
+from cost_aware_trainer.contract import ContractError, Control, Reconfiguration, RunOrder, RunPlan, rendezvous_port
 
 
 def test_an_order_survives_the_wire_unchanged(make_plan):
@@ -32,6 +34,18 @@ def test_nested_fields_are_named_by_their_path(make_plan):
     text = make_plan().to_json().replace('"hidden": 32', '"hidden": "32"')
     with pytest.raises(ContractError, match=r"RunPlan\.model\.hidden: expected int"):
         RunPlan.from_json(text)
+
+
+def test_a_control_file_of_an_older_agent_is_read_and_a_new_plan_survives_it(make_plan):
+    assert Control.from_json('{"attempt": 1, "stop": true}') == Control(attempt=1, stop=True)
+    control = Control(attempt=1, stop=False, reconfigure=Reconfiguration(attempt=2, plan=make_plan()))
+    assert Control.from_json(control.to_json()) == control
+
+
+def test_a_plan_without_a_strategy_is_read_as_before(make_plan):
+    document = json.loads(make_plan().to_json())
+    del document["strategy"], document["model"]["tied_embeddings"]
+    assert RunPlan.from_document(document) == make_plan()
 
 
 def test_successive_attempts_never_share_a_rendezvous_port():

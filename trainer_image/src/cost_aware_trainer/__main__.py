@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import sys
@@ -104,6 +105,8 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")
+    # Modules stay: a collection, as after each change of the layout, need not look at them.
+    gc.freeze()
     options = parse_arguments(arguments)
     surroundings = Surroundings.from_environment()
     try:

@@ -135,6 +135,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--token-file", type=Path, default=Path(TOKEN_FILE), help="the job's token")
     parser.add_argument("--grace-seconds", type=float, default=45.0, help="for the last checkpoint after SIGTERM")
     parser.add_argument("--linger-seconds", type=float, default=120.0, help="after completion, for a release")
+    parser.add_argument(
+        "--reconfigure-seconds", type=float, default=120.0, help="for running ranks to go on under another plan"
+    )
     parser.add_argument("--rendezvous-port", type=int, help="one port for all attempts (tests on one host)")
     parser.add_argument("--metrics-port", type=int, help="first metrics port (tests on one host)")
     return parser.parse_args(arguments)
@@ -153,6 +156,7 @@ def main(arguments: list[str] | None = None) -> int:
         run_folder=options.run_folder,
         grace_seconds=options.grace_seconds,
         linger_seconds=options.linger_seconds,
+        reconfigure_seconds=options.reconfigure_seconds,
         rendezvous_port=options.rendezvous_port,
     )
     supervisor = Supervisor(settings, environment)

@@ -73,3 +73,7 @@ class Arrangement:
         """Mean held-out loss, nats per token."""
         samples, micro_samples = self.plan.evaluation_samples, self.plan.batch.micro_samples
         return heldout_loss(self._replica, corpus, self.mesh, samples, micro_samples)
+
+    def close(self) -> None:
+        """Frees process groups: torch's threads for a group live until the last reference to it is gone."""
+        self._replica.close()

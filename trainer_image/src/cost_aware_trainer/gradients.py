@@ -71,6 +71,7 @@ class DataSum:
     _buckets: list[_Bucket] = field(default_factory=list)
     _bucket_of: dict[nn.Parameter, _Bucket] = field(default_factory=dict)
     _launched: int = 0
+    _handles: list[Any] = field(default_factory=list)
 
     def watch(self, held: Sequence[Held]) -> None:
         """Takes the parameters in; their gradients become ready in about the reverse order."""
@@ -83,7 +84,17 @@ class DataSum:
             name = f"{part.name} (copy)" if part.is_copy else part.name
             self._buckets[-1].layout += ((name, parameter.numel()),)
             self._bucket_of[parameter] = self._buckets[-1]
-            parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            handle = parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
+            self._handles.append(handle)
+
+    def close(self) -> None:
+        """Lets go of the parameters, which hold this object, and with it the process groups, out of the collector's sight."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        if self.compressed:
+            self.compressed.close()
+            self.compressed = None
 
     def begin(self) -> None:
         """Starts a step."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from cost_aware_trainer.compression import CompressedSum, element_bytes
 from cost_aware_trainer.contract import Compression, Precision, RunPlan, Sharding
-from cost_aware_trainer.gradients import DataSum, Held, local, squared_norm, sum_shared
+from cost_aware_trainer.gradients import DataSum, Held, squared_norm, sum_shared
 from cost_aware_trainer.layout import Box, Stage, box_of, stages_of
 from cost_aware_trainer.mesh import Mesh
 from cost_aware_trainer.models.decoder import Decoder, initial_value, shape_of
@@ -157,9 +157,7 @@ class Replica:
             logits = part(tokens[:, :-1])
         return None if logits is None else self._tensor.losses(logits, tokens[:, 1:])
 
-    def modules(self) -> list[nn.Module]:
-        """This rank's stages."""
-        return [part for _, part in self._parts]
-
-
-__all__ = ["Held", "Replica", "local"]
+    def close(self) -> None:
+        """Lets go of parameters and process groups."""
+        if self._data_sum:
+            self._data_sum.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 import shutil
@@ -20,6 +21,7 @@ from cost_aware_trainer.contract import (
     ENV_JOB,
     ENV_NAMESPACE,
     ENV_PLAN_FILE,
+    ENV_RECONFIGURED_FILE,
     ENV_RESULT_FILE,
     EXIT_INVALID,
     EXIT_STOPPED,
@@ -27,6 +29,8 @@ from cost_aware_trainer.contract import (
     AgentStatus,
     ContractError,
     Control,
+    Reconfiguration,
+    Reconfigured,
     Release,
     RunOrder,
     RunResult,
@@ -53,6 +57,8 @@ class AgentSettings:
     run_folder: Path
     grace_seconds: float
     linger_seconds: float
+    reconfigure_seconds: float = 120.0
+    """How long running ranks may take to go on under another plan, the step that they are in included."""
     rendezvous_port: int | None = None
     """For tests on one host; otherwise each attempt has its own port."""
 
@@ -96,6 +102,24 @@ def torchrun_command(order: RunOrder, index: int, port: int) -> list[str]:
     ]
 
 
+def can_follow_in_process(running: RunOrder, order: RunOrder) -> bool:
+    """Whether an order asks the ranks that run for the same run in another layout, and for nothing else.
+
+    An order with the same plan asks for a restart: the one that runs has lost a peer, or is to begin anew.
+    """
+    if running.plan is None or order.plan is None or running.plan == order.plan:
+        return False
+    old, new = (
+        dataclasses.replace(
+            o, attempt=0, plan=None, entry=tuple(p.replace(f"attempt-{o.attempt}/", "") for p in o.entry)
+        )
+        for o in (running, order)
+    )
+    batch = dataclasses.replace(running.plan.batch, micro_samples=order.plan.batch.micro_samples)
+    same_run = dataclasses.replace(running.plan, degrees=order.plan.degrees, strategy=order.plan.strategy, batch=batch)
+    return old == new and same_run == order.plan
+
+
 class Supervisor:
     """Runs at most one torchrun, always for the newest attempt it was told of.
 
@@ -109,6 +133,9 @@ class Supervisor:
             version=CONTRACT_VERSION, pod=settings.pod, index=settings.index, attempt=0, phase=AgentPhase.WAITING
         )
         self._order: RunOrder | None = None
+        self._launched: RunOrder | None = None
+        self._followed: RunOrder | None = None
+        self._reconfigure_deadline_seconds: float | None = None
         self._is_new = False
         self._is_released = False
         self._is_terminating = False
@@ -180,6 +207,7 @@ class Supervisor:
                 self._kill()
                 return 0
             self._start_new_order()
+            self._watch_reconfiguration()
             self._note_end()
             exit_code = self._terminated() if self._is_terminating else self._lingered()
             if exit_code is not None:
@@ -192,14 +220,61 @@ class Supervisor:
             order, is_new, self._is_new = self._order, self._is_new, False
         if order is None or not is_new:
             return
+        self._stop_deadline_seconds = None
+        is_running = self._torchrun is not None and self._torchrun.exit_code() is None
+        if is_running and self._followed is not None and can_follow_in_process(self._followed, order):
+            self._hand_over(order)
+        else:
+            self._launch(order)
+
+    def _launch(self, order: RunOrder) -> None:
         # The old attempt's peers are gone or will be: what it still computes is lost already.
         self._kill()
-        self._stop_deadline_seconds = None
-        folder = self._attempt_folder(order)
-        environment = self._write_attempt(order, folder)
+        self._launched = self._followed = order
+        self._reconfigure_deadline_seconds = None
+        environment = self._write_attempt(order, self._attempt_folder(order))
         port = self._settings.rendezvous_port or rendezvous_port(order.attempt)
         logger.info("attempt %d: starting %d ranks of %d nodes", order.attempt, order.ranks_per_node, order.nodes)
         self._torchrun = Torchrun(torchrun_command(order, self._settings.index, port), environment)
+
+    def _hand_over(self, order: RunOrder) -> None:
+        """Tells ranks that run to go on under another plan; if they do not, they are started anew."""
+        assert order.plan is not None  # noqa: S101  otherwise it could not follow
+        logger.info("attempt %d: asking the ranks to go on under another plan", order.attempt)
+        self._followed = order
+        self._reconfigure_deadline_seconds = time.monotonic() + self._settings.reconfigure_seconds
+        self._write_control(stop=False, reconfigure=Reconfiguration(attempt=order.attempt, plan=order.plan))
+
+    def _write_control(self, *, stop: bool, reconfigure: Reconfiguration | None = None) -> None:
+        """Replaces what the running ranks read between steps, in the folder of the attempt that they were started for."""
+        assert self._order is not None  # noqa: S101  the ranks run for one
+        control = Control(attempt=self._order.attempt, stop=stop, reconfigure=reconfigure)
+        write_atomically(self._running_folder() / "control.json", control.to_json())
+
+    def _running_folder(self) -> Path:
+        assert self._launched is not None  # noqa: S101  torchrun was started
+        return self._attempt_folder(self._launched)
+
+    def _watch_reconfiguration(self) -> None:
+        """Notes that the ranks went on under another plan; starts them anew if that takes too long."""
+        if self._reconfigure_deadline_seconds is None or self._order is None:
+            return
+        path = self._running_folder() / "reconfigured.json"
+        told = Reconfigured.from_json(path.read_bytes()) if path.exists() else None
+        if told is not None and told.attempt == self._order.attempt:
+            self._reconfigure_deadline_seconds = None
+            message = f"went on in process after {told.total_seconds:.2f} s, with step {told.step}"
+            logger.info("attempt %d: %s", told.attempt, message)
+            with self._lock:
+                if not self._is_new:
+                    self._set(attempt=told.attempt, phase=AgentPhase.RUNNING, message=message)
+        elif time.monotonic() > self._reconfigure_deadline_seconds:
+            logger.error(
+                "attempt %d: the ranks did not go on within %.0f s: starting them anew from the last checkpoint",
+                self._order.attempt,
+                self._settings.reconfigure_seconds,
+            )
+            self._launch(self._order)
 
     def _attempt_folder(self, order: RunOrder) -> Path:
         return self._settings.run_folder / f"attempt-{order.attempt}"
@@ -220,6 +295,7 @@ class Supervisor:
             ENV_ATTEMPT: str(order.attempt),
             ENV_CONTROL_FILE: str(folder / "control.json"),
             ENV_RESULT_FILE: str(folder / "result.json"),
+            ENV_RECONFIGURED_FILE: str(folder / "reconfigured.json"),
         }
         if order.plan is not None:
             write_atomically(folder / "plan.json", order.plan.to_json())
@@ -237,6 +313,11 @@ class Supervisor:
         # A torchrun that was killed from outside leaves ranks behind.
         ended.kill()
         phase, message, result = self._verdict(code, ended)
+        is_reconfiguring, self._reconfigure_deadline_seconds = self._reconfigure_deadline_seconds is not None, None
+        if is_reconfiguring and phase is AgentPhase.FAILED and not self._is_terminating:
+            logger.error("the ranks failed to go on under another plan: %s; starting them anew", message)
+            self._launch(self._order)
+            return
         logger.info("attempt %d: %s %s", self._order.attempt, phase, message)
         with self._lock:
             if not self._is_new:
@@ -247,7 +328,7 @@ class Supervisor:
     def _verdict(self, code: int, ended: Torchrun) -> tuple[AgentPhase, str, RunResult | None]:
         """What an exit code and the ranks' result, if they left one, amount to."""
         assert self._order is not None  # noqa: S101  torchrun ran for one
-        path = self._attempt_folder(self._order) / "result.json"
+        path = self._running_folder() / "result.json"
         try:
             result = RunResult.from_json(path.read_bytes()) if path.exists() else None
         except (ContractError, OSError) as error:
@@ -266,8 +347,7 @@ class Supervisor:
             now_seconds = time.monotonic()
             if self._stop_deadline_seconds is None:
                 self._stop_deadline_seconds = now_seconds + self._settings.grace_seconds
-                control = Control(attempt=self._order.attempt, stop=True)
-                write_atomically(self._attempt_folder(self._order) / "control.json", control.to_json())
+                self._write_control(stop=True)
                 if self._order.plan is None:
                     # a user's own program knows no control file, but may know what SIGTERM means
                     self._torchrun.terminate()

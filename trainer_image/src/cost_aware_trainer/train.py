@@ -8,6 +8,7 @@ Started by torchrun, under the agent or by hand:
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import logging
 import math
@@ -232,9 +233,12 @@ class Trainer:
         self._settle_save()
         watch.end("drain")
         carried = Carried.of(self._plan, self._progress.step, self._arrangement.parts())
+        self._arrangement.close()
         del self._arrangement
         watch.end("save")
         disconnect()
+        # What refers to itself in a circle would keep groups alive, and with them their threads.
+        gc.collect()
         self._ranks = succession.rejoin(f"attempt-{newest.attempt}")
         self._checkpointer.join(self._ranks)
         self._arrangement = Arrangement(newest.plan, self._ranks, self._shapes)
