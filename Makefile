@@ -92,9 +92,10 @@ test-chaos: venv ## Training jobs while pods, nodes and the operator are killed 
 	pytest tests/chaos
 
 .PHONY: bench
-bench: venv ## Measures what the operator's core costs by the number of pods, and how right the cost models are
+bench: venv ## Measures the operator's core by the number of pods, how right the cost models are, and what compression gains
 	python bench/control_loop.py
 	python bench/accuracy.py
+	python bench/compression.py
 
 ## The cluster
 
