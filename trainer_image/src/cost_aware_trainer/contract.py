@@ -75,6 +75,15 @@ class Phase(StrEnum):
     EVALUATION = "evaluation"
 
 
+class LinkLevel(StrEnum):
+    """What a message between two ranks crosses."""
+
+    NODE = "node"
+    """Nothing but their host."""
+    NETWORK = "network"
+    """The network between two hosts."""
+
+
 class Metric(StrEnum):
     """Per-rank series, each with the labels of `METRIC_LABELS`. Counters count since the rank's process started."""
 
@@ -95,10 +104,12 @@ class Metric(StrEnum):
     RESUMED_STEP = "catj_rank_resumed_step"
     RECONFIGURATIONS = "catj_rank_reconfigurations_total"
     RECONFIGURATION_SECONDS = "catj_rank_reconfiguration_seconds"
+    LINK_LATENCY = "catj_rank_link_latency_seconds"
+    LINK_BANDWIDTH = "catj_rank_link_bytes_per_second"
 
 
 METRIC_LABELS = ("namespace", "job", "attempt", "rank")
-"""On every series; `PHASE_SECONDS` has `phase` besides, and `RECONFIGURATION_SECONDS` has `stage`."""
+"""On every series; `PHASE_SECONDS` has `phase` besides, `RECONFIGURATION_SECONDS` has `stage`, and the two of links have `level`."""
 RECONFIGURATION_STAGES = ("drain", "save", "rebuild", "load", "first_step")
 
 
