@@ -343,15 +343,17 @@ def test_an_order_for_another_layout_goes_on_in_the_same_processes(start_agent, 
 
 @pytest.mark.slow
 def test_ranks_that_cannot_go_on_in_process_are_started_anew(start_agent, make_plan, tmp_path):
-    plan, log = make_plan("stuck", data=2, steps=200, interval_seconds=0.2), tmp_path / "steps.jsonl"
+    plan, log = make_plan("stuck", data=2, steps=40, interval_seconds=0.2), tmp_path / "steps.jsonl"
     agent = start_agent("--reconfigure-seconds=1")
     entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
     agent.send("/order", order_of(agent, 1, entry, plan, ranks_per_node=2))
-    agent.wait_until(lambda: len(steps_of(log)) >= 20)
+    agent.wait_until(lambda: len(steps_of(log)) >= 5)
     ranks = ranks_of(agent)
     os.kill(ranks[0], signal.SIGSTOP)
     other = with_strategy(plan, DegreesPlan(tensor=2))
     assert agent.send("/order", order_of(agent, 2, entry, other, ranks_per_node=2)) == 202
-    assert agent.wait_for(AgentPhase.COMPLETED).result.step == 200
+    # torchrun imports torch anew, which takes its time on a busy machine
+    agent.wait_until(lambda: agent.status.phase is AgentPhase.COMPLETED, timeout=180)
+    assert agent.status.result.step == 40
     assert "starting them anew" in (agent.folder / "agent.log").read_text()
     assert not set(ranks) & set(ranks_of(agent))

@@ -34,12 +34,18 @@ def plan_status(plan: Plan) -> PlanStatus:
     )
 
 
+_WAITING = (Phase.TENSOR_COMMUNICATION, Phase.PIPELINE_COMMUNICATION, Phase.PIPELINE_BUBBLE)
+
+
 def efficiency_status(observation: Observation | None) -> EfficiencyStatus | None:
     """Shares of the last scrapes."""
     if observation is None:
         return None
-    shares = {phase.value: round(observation.shares[phase], 4) for phase in Phase}
-    return EfficiencyStatus(current=round(observation.efficiency, 4), **shares)
+    shares = {phase: observation.shares[phase] for phase in Phase}
+    # The status has one share for whatever ranks wait for each other with.
+    shares[Phase.COMMUNICATION] += sum(shares.pop(phase) for phase in _WAITING)
+    rounded = {phase.value: round(share, 4) for phase, share in shares.items()}
+    return EfficiencyStatus(current=round(observation.efficiency, 4), **rounded)
 
 
 def progress_status(facts: Facts, observation: Observation | None) -> ProgressStatus | None:
