@@ -92,10 +92,11 @@ test-chaos: venv ## Training jobs while pods, nodes and the operator are killed 
 	pytest tests/chaos
 
 .PHONY: bench
-bench: venv ## Measures one decision by the number of pods, how right the cost models are, and how fast the planner is
+bench: venv ## Measures one decision by the number of pods, how right the cost models are, how fast the planner is, and what compression gains
 	python bench/control_loop.py
 	python bench/accuracy.py
 	python bench/planner.py
+	python bench/compression.py
 
 .PHONY: savings
 savings: venv ## The same runs with and without the adjuster, on the cluster: what it saves (needs install)

@@ -3,6 +3,9 @@
 import dataclasses
 from pathlib import Path
 
+from tests.support.compression_cases import *  # noqa: F403
+from tests.support.probe_cases import *  # noqa: F403
+
 from cost_aware_trainer.contract import Reconfiguration, RunPlan
 from cost_aware_trainer.metrics import RankMetrics
 from cost_aware_trainer.results import Surroundings

@@ -24,6 +24,7 @@ from cost_aware_trainer.contract import (
     RunResult,
 )
 from cost_aware_trainer.metrics import RankMetrics
+from cost_aware_trainer.probe import probe_links
 from cost_aware_trainer.results import StepsLog, StopSignal, Surroundings
 from cost_aware_trainer.train import DivergedError, Succession, Trainer
 from cost_aware_trainer.validation import InvalidRunError, check_plan
@@ -71,6 +72,7 @@ def run_rank(options: argparse.Namespace, surroundings: Surroundings) -> RunResu
     metrics = RankMetrics(ranks.rank)
     metrics.set(Metric.TOTAL_STEPS, plan.steps)
     metrics.serve(ranks.local_rank)
+    metrics.set_links(probe_links(ranks))
     steps_log = StepsLog(options.steps_log if ranks.is_first else None)
     try:
         result = train(plan, ranks, surroundings, metrics, steps_log, stop_signal, succession)

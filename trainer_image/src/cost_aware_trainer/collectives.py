@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-TIMEOUT = timedelta(seconds=60)
+ENV_COLLECTIVE_TIMEOUT = "CATJ_COLLECTIVE_TIMEOUT_SECONDS"
+TIMEOUT = timedelta(seconds=float(os.environ.get(ENV_COLLECTIVE_TIMEOUT, "60")))
 """A collective that takes longer has lost a peer; torch's own 30 minutes would be paid for by every other rank."""
 
 _LIMBS = 4

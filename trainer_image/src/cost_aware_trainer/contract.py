@@ -75,6 +75,15 @@ class Phase(StrEnum):
     EVALUATION = "evaluation"
 
 
+class LinkLevel(StrEnum):
+    """What a message between two ranks crosses."""
+
+    NODE = "node"
+    """Nothing but their host."""
+    NETWORK = "network"
+    """The network between two hosts."""
+
+
 class Metric(StrEnum):
     """Per-rank series, each with the labels of `METRIC_LABELS`. Counters count since the rank's process started."""
 
@@ -95,10 +104,12 @@ class Metric(StrEnum):
     RESUMED_STEP = "catj_rank_resumed_step"
     RECONFIGURATIONS = "catj_rank_reconfigurations_total"
     RECONFIGURATION_SECONDS = "catj_rank_reconfiguration_seconds"
+    LINK_LATENCY = "catj_rank_link_latency_seconds"
+    LINK_BANDWIDTH = "catj_rank_link_bytes_per_second"
 
 
 METRIC_LABELS = ("namespace", "job", "attempt", "rank")
-"""On every series; `PHASE_SECONDS` has `phase` besides, and `RECONFIGURATION_SECONDS` has `stage`."""
+"""On every series; `PHASE_SECONDS` has `phase` besides, `RECONFIGURATION_SECONDS` has `stage`, and the two of links have `level`."""
 RECONFIGURATION_STAGES = ("drain", "save", "rebuild", "load", "first_step")
 
 
@@ -232,6 +243,15 @@ class Precision(StrEnum):
     BF16 = "bf16"
 
 
+class Compression(StrEnum):
+    """What gradients are sent as between replicas. int8 and int4 are quantised in blocks, with error feedback."""
+
+    NONE = "none"
+    BF16 = "bf16"
+    INT8 = "int8"
+    INT4 = "int4"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelPlan(Message):
     """The bundled decoder's shape. With `tied_embeddings` the output head is the embedding matrix."""
@@ -262,7 +282,7 @@ class DegreesPlan(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class StrategyPlan(Message):
-    """How the degrees are used. No field changes what is trained.
+    """How the degrees are used. No field changes what is trained, but `precision` and `compression` round.
 
     `interleave` is the number of pipeline stages on each rank; `stage_layers` the layers of each of the
     pipeline × interleave stages, and empty for an even split.
@@ -274,6 +294,7 @@ class StrategyPlan(Message):
     sharding: Sharding = Sharding.NONE
     recompute: Recompute = Recompute.NONE
     precision: Precision = Precision.FP32
+    compression: Compression = Compression.NONE
     compile: bool = False
 
 

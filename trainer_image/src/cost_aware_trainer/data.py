@@ -75,13 +75,13 @@ class DataManifest:
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Reads a folder's manifest.
+    def read(cls, folder: Path, name: str = MANIFEST) -> Self:
+        """Reads a folder's manifest, or one that is not yet called so.
 
         Raises:
             DataError: there is none, or it is not one.
         """
-        path = folder / MANIFEST
+        path = folder / name
         try:
             document: dict[str, Any] = json.loads(path.read_text())
             if document["format_version"] != FORMAT_VERSION:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cost_aware_trainer.collectives import ring_bytes
+from cost_aware_trainer.compression import CompressedSum, Layout
 from cost_aware_trainer.layout import Box, tensor_dimension
 from cost_aware_trainer.mesh import Mesh
 from cost_aware_trainer.traffic import Axis
@@ -49,6 +50,7 @@ class Held:
 @dataclass
 class _Bucket:
     parameters: list[nn.Parameter]
+    layout: Layout = ()
     pending: int = 0
     buffer: Tensor | None = None
     work: Any = None
@@ -65,18 +67,22 @@ class DataSum:
 
     mesh: Mesh
     micro_batches: int
+    compressed: CompressedSum | None = None
     _buckets: list[_Bucket] = field(default_factory=list)
     _bucket_of: dict[nn.Parameter, _Bucket] = field(default_factory=dict)
     _launched: int = 0
     _handles: list[Any] = field(default_factory=list)
 
-    def watch(self, parameters: Sequence[nn.Parameter]) -> None:
+    def watch(self, held: Sequence[Held]) -> None:
         """Takes the parameters in; their gradients become ready in about the reverse order."""
-        for parameter in reversed(parameters):
+        for part in reversed(held):
+            parameter = part.parameter
             size_bytes = sum(p.numel() * p.element_size() for p in self._buckets[-1].parameters) if self._buckets else 0
             if not self._buckets or size_bytes >= BUCKET_BYTES:
                 self._buckets.append(_Bucket([]))
             self._buckets[-1].parameters.append(parameter)
+            name = f"{part.name} (copy)" if part.is_copy else part.name
+            self._buckets[-1].layout += ((name, parameter.numel()),)
             self._bucket_of[parameter] = self._buckets[-1]
             handle = parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
             self._handles.append(handle)
@@ -86,6 +92,9 @@ class DataSum:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        if self.compressed:
+            self.compressed.close()
+            self.compressed = None
 
     def begin(self) -> None:
         """Starts a step."""
@@ -105,6 +114,10 @@ class DataSum:
         self._launched += 1
         gradients = [p.grad for p in bucket.parameters if p.grad is not None]
         bucket.buffer = torch.cat([gradient.flatten() for gradient in gradients])
+        if self.compressed:
+            self.mesh.traffic.count(Axis.DATA, self.compressed.sent_bytes(bucket.buffer.numel()))
+            bucket.work = self.compressed.start(bucket.layout, bucket.buffer)
+            return
         sent_bytes = ring_bytes(bucket.buffer.numel() * bucket.buffer.element_size(), self.mesh.lengths[Axis.DATA])
         self.mesh.traffic.count(Axis.DATA, sent_bytes)
         bucket.work = dist.all_reduce(bucket.buffer, group=self.mesh.group(Axis.DATA), async_op=True)

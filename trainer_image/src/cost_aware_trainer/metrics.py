@@ -6,6 +6,7 @@ import logging
 import os
 import resource
 import sys
+from collections.abc import Mapping
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
@@ -18,10 +19,12 @@ from cost_aware_trainer.contract import (
     METRIC_LABELS,
     METRICS_PORT,
     RECONFIGURATION_STAGES,
+    LinkLevel,
     Metric,
     Phase,
 )
 from cost_aware_trainer.phases import Lap
+from cost_aware_trainer.probe import LinkFacts
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +46,15 @@ HELP = {
     Metric.RESUMED_STEP: "Step that this attempt resumed from; 0 for a fresh start.",
     Metric.RECONFIGURATIONS: "Times that this process went on under another plan without being restarted.",
     Metric.RECONFIGURATION_SECONDS: "How long the last of them took, by stage, from the order to the first step's end.",
+    Metric.LINK_LATENCY: "How long a message between two ranks waits, by level of the link, seconds; measured at the start.",
+    Metric.LINK_BANDWIDTH: "Bytes a second between two ranks while their neighbours send too, by level; measured at the start.",
 }
-_MORE_LABELS = {Metric.PHASE_SECONDS: ("phase",), Metric.RECONFIGURATION_SECONDS: ("stage",)}
+_MORE_LABELS = {
+    Metric.PHASE_SECONDS: ("phase",),
+    Metric.RECONFIGURATION_SECONDS: ("stage",),
+    Metric.LINK_LATENCY: ("level",),
+    Metric.LINK_BANDWIDTH: ("level",),
+}
 _COUNTERS = frozenset(metric for metric in Metric if metric.endswith("_total"))
 
 
@@ -60,6 +70,7 @@ class RankMetrics:
             str(rank),
         )
         self._labels = dict(zip(METRIC_LABELS, values, strict=True))
+        self._links: Mapping[LinkLevel, LinkFacts] = {}
         self._counters: dict[Metric, Counter] = {}
         self._gauges: dict[Metric, Gauge] = {}
         for metric in Metric:
@@ -79,6 +90,7 @@ class RankMetrics:
         for stage in RECONFIGURATION_STAGES:
             self._gauges[Metric.RECONFIGURATION_SECONDS].labels(**self._labels, stage=stage)
         self._counters[Metric.RECONFIGURATIONS].labels(**self._labels)
+        self.set_links(self._links)
 
     def start_attempt(self, attempt: int) -> None:
         """Goes on under another attempt's label; gauges keep their values, counters start again."""
@@ -99,6 +111,14 @@ class RankMetrics:
         self.add(Metric.RECONFIGURATIONS, 1)
         for stage, stage_seconds in seconds.items():
             self._gauges[Metric.RECONFIGURATION_SECONDS].labels(**self._labels, stage=stage).set(stage_seconds)
+
+    def set_links(self, links: Mapping[LinkLevel, LinkFacts]) -> None:
+        """Shows what the probe of links found; it stays for all attempts of this process."""
+        self._links = links
+        for level, facts in links.items():
+            labels = self._labels | {"level": level.value}
+            self._gauges[Metric.LINK_LATENCY].labels(**labels).set(facts.latency_seconds)
+            self._gauges[Metric.LINK_BANDWIDTH].labels(**labels).set(facts.bytes_per_second)
 
     def set(self, metric: Metric, value: float) -> None:
         """Sets a gauge."""

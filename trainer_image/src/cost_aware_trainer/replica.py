@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from cost_aware_trainer.contract import Precision, RunPlan, Sharding
+from cost_aware_trainer.compression import CompressedSum, element_bytes
+from cost_aware_trainer.contract import Compression, Precision, RunPlan, Sharding
 from cost_aware_trainer.gradients import DataSum, Held, squared_norm, sum_shared
 from cost_aware_trainer.layout import Box, Stage, box_of, stages_of
 from cost_aware_trainer.mesh import Mesh
 from cost_aware_trainer.models.decoder import Decoder, initial_value, shape_of
 from cost_aware_trainer.pipeline import Pipeline
+from cost_aware_trainer.sharded_compression import CompressedReduceScatter
 from cost_aware_trainer.sharded_waits import waits_timed
 from cost_aware_trainer.tensor_parallel import TensorAxis
 from cost_aware_trainer.traffic import Axis
@@ -68,6 +70,8 @@ class Replica:
             sharded.set_gradient_divide_factor(1.0)
             # gloo has no scaled sum
             sharded.set_force_sum_reduction_for_comms(True)
+            if strategy.compression is not Compression.NONE:
+                sharded.set_custom_reduce_scatter(CompressedReduceScatter(strategy.compression))
 
     def _hold(self, shapes: Mapping[str, tuple[int, ...]]) -> list[Held]:
         plan, place = self._plan, self._mesh.place
@@ -84,8 +88,10 @@ class Replica:
         ]
 
     def _watch(self) -> DataSum:
-        data_sum = DataSum(self._mesh, self._micro_batches)
-        data_sum.watch([held.parameter for held in self.held])
+        group, compression = self._mesh.group(Axis.DATA), self._plan.strategy.compression
+        compressed = CompressedSum(group, compression) if group and compression is not Compression.NONE else None
+        data_sum = DataSum(self._mesh, self._micro_batches, compressed)
+        data_sum.watch(self.held)
         return data_sum
 
     def fill(self, value_of: Callable[[str, Box], Tensor]) -> None:
@@ -136,7 +142,7 @@ class Replica:
         gathered_bytes = weights_bytes * (2 if strategy.precision is Precision.BF16 else 4)
         often = 1 if self._pipeline or strategy.sharding is Sharding.ZERO1 else self._micro_batches
         gathers = (2 if strategy.sharding is Sharding.ZERO3 else 1) * self._micro_batches
-        return float(gathers * gathered_bytes + often * weights_bytes * 4)
+        return float(gathers * gathered_bytes + often * weights_bytes * element_bytes(strategy.compression))
 
     def bubble_seconds(self, compute_seconds: float) -> float:
         """See `Pipeline.bubble_seconds`; 0 without a pipeline."""

@@ -15,8 +15,8 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
+import numpy as np
 from torch import Tensor
 
 from cost_aware_trainer.arrangement import Arrangement
@@ -29,9 +29,11 @@ from cost_aware_trainer.metrics import RankMetrics, peak_memory_bytes
 from cost_aware_trainer.models.decoder import parameter_shapes
 from cost_aware_trainer.optimizer import learning_rate
 from cost_aware_trainer.phases import PhaseClock
+from cost_aware_trainer.prefetch import Prefetcher
 from cost_aware_trainer.reconfigure import Carried, Stopwatch, check_successor, hand_over
 from cost_aware_trainer.results import StepsLog, Surroundings
 from cost_aware_trainer.samples import SampleOrder, add_checksums, checksum, checksum_text
+from cost_aware_trainer.stores import local_folder
 from cost_aware_trainer.traffic import Axis
 from cost_aware_trainer.validation import InvalidRunError
 
@@ -57,7 +59,7 @@ def open_corpus(plan: RunPlan, ranks: Ranks) -> Corpus:
     """
     corpus, problem = None, ""
     try:
-        folder = Path(plan.data_folder)
+        folder = local_folder(plan.data_folder)
         corpus = Corpus.open(folder, plan.model.sequence_length, verify_hashes=ranks.is_first)
     except DataError as error:
         problem = f"data_folder, rank {ranks.rank}: {error}"
@@ -102,6 +104,7 @@ class Trainer:
         self._order = SampleOrder(self._corpus.windows, plan.seed)
         self._shapes = parameter_shapes(plan.model)
         self._arrangement = Arrangement(plan, ranks, self._shapes)
+        self._prefetcher = Prefetcher(self._read_tokens)
         self._checkpointer = Checkpointer(plan.checkpoint, ranks, self._facts())
         self._progress = Progress()
         self._heldout_loss: float | None = None
@@ -151,6 +154,7 @@ class Trainer:
                     self._reconfigure()
         finally:
             self._checkpointer.close()
+            self._prefetcher.close()
         if self._progress.step < self._plan.steps:
             return self.result(AgentPhase.CHECKPOINTED, "stopped as asked, with a checkpoint")
         if self._heldout_loss is None:
@@ -209,10 +213,18 @@ class Trainer:
         arrangement = self._arrangement
         for positions in arrangement.positions(self._progress.step):
             with self._clock.phase(Phase.DATA):
-                tokens = arrangement.tokens(self._corpus, self._order, positions)
+                tokens = self._prefetcher.take((int(positions[0]), len(positions)))
                 if arrangement.reports:
                     self._trained = add_checksums(self._trained, checksum(positions, self._order.at(positions)))
             yield tokens
+        following = arrangement.positions(self._progress.step + 1)
+        self._prefetcher.ahead((int(positions[0]), len(positions)) for positions in following)
+
+    def _read_tokens(self, samples: tuple[int, int]) -> Tensor:
+        """Reads the samples at so many positions from a first one on, for this rank's place."""
+        first, count = samples
+        positions = np.arange(first, first + count, dtype=np.uint64)
+        return self._arrangement.tokens(self._corpus, self._order, positions)
 
     def _next_plan(self) -> Reconfiguration | None:
         """The plan of a newer attempt, if this rank has seen one."""
@@ -236,6 +248,8 @@ class Trainer:
         self._settle_save()
         watch.end("drain")
         carried = Carried.of(self._plan, self._progress.step, self._arrangement.parts())
+        # what was read ahead is for the old place
+        self._prefetcher.ahead(())
         self._arrangement.close()
         del self._arrangement
         watch.end("save")

@@ -1,0 +1,142 @@
+import pytest
+import torch
+
+from cost_aware_trainer.contract import Compression, DegreesPlan, ModelPlan, Sharding
+
+QUANTISED = ["int8", "int4"]
+MODEL = ModelPlan(layers=5, hidden=32, heads=8, kv_heads=4, ffn=48, sequence_length=16, vocabulary=256)
+LARGEST_CODE = {"int8": 127, "int4": 7}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+@pytest.mark.parametrize("compression", ["bf16", *QUANTISED])
+def test_sums_are_those_of_fp32_to_rounding_and_equal_on_all_ranks(pool, compression, world):
+    answers = pool.run(world, "compress", compression=compression, elements=5000, steps=3)
+    first = answers[0]
+    for answer in answers[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(answer["sums"], first["sums"], strict=True))
+    error = (first["sums"][0] - first["exact"][0]).abs().max()
+    # a block's largest magnitude is below 15; n - 1 parts and the sum are rounded to half a step each
+    largest = float(first["exact"][0].abs().max())
+    bound = (
+        largest * 2**-7
+        if compression == "bf16"
+        else (0.51 * (world - 1) * 15 + 0.51 * largest) / LARGEST_CODE[compression]
+    )
+    assert 0 < error < bound
+
+
+@pytest.mark.parametrize("compression", QUANTISED)
+@pytest.mark.parametrize("world", [2, 4])
+def test_what_all_sums_and_residuals_say_is_exactly_what_was_asked(pool, compression, world):
+    """Error feedback: after any number of steps nothing is lost but what the residuals still hold."""
+    answers = pool.run(world, "compress", compression=compression, elements=5000, steps=20)
+    told, asked = sum(answers[0]["sums"]), sum(answers[0]["exact"])
+    drained = answers[0]["drained"]
+    torch.testing.assert_close(drained, sum(answer["local"] for answer in answers), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(told + drained, asked, rtol=1e-4, atol=1e-3)
+    assert all(answer["left"] == 0 for answer in answers)
+    assert all(torch.equal(answer["drained"], drained) for answer in answers)
+
+
+@pytest.mark.parametrize("compression", QUANTISED)
+def test_error_feedback_bounds_the_accumulated_error(pool, compression):
+    """The same gradient again and again: the error of the sum of steps stays, without feedback it grows with each."""
+    few, many = (
+        pool.run(4, "compress", compression=compression, elements=2000, steps=steps, repeated=True)[0]
+        for steps in (5, 40)
+    )
+    forgetful = pool.run(4, "compress", compression=compression, elements=2000, steps=40, repeated=True, forget=True)[0]
+
+    def error(answer):
+        return float((sum(answer["sums"]) - sum(answer["exact"])).abs().mean())
+
+    assert error(many) < 2 * error(few)
+    assert error(forgetful) > 10 * error(many)
+    # unbiased: the mean of what was told goes to the gradient
+    assert error(many) / 40 < 0.03 * float(many["exact"][0].abs().mean())
+
+
+def test_bytes_are_those_of_the_two_hops(pool):
+    int8, int4, bf16 = (
+        pool.run(4, "compress", compression=c, elements=4096, steps=1)[0]["bytes"] for c in ("int8", "int4", "bf16")
+    )
+    assert int8 == 2 * 3 * (1024 + 4 * 2)
+    assert int4 == 2 * 3 * (512 + 32 * 2)
+    assert bf16 == 2 * 3 / 4 * 2 * 4096
+
+
+@pytest.mark.parametrize("compression", ["bf16", *QUANTISED])
+def test_buckets_under_way_together_are_those_summed_apart(pool, compression):
+    sizes = [1, 300, 4096, 10_000, 2, 777]
+    assert all(pool.run(4, "compress_buckets", compression=compression, sizes=sizes, steps=5))
+
+
+@pytest.mark.parametrize("compression", QUANTISED)
+def test_residuals_follow_their_parameters_into_other_buckets(pool, compression):
+    assert max(pool.run(4, "compress_rebucketed", compression=compression)) < 1e-4
+
+
+@pytest.mark.parametrize("compression", QUANTISED)
+def test_residuals_are_handed_over_whole(pool, compression):
+    assert max(pool.run(4, "handed_over", compression=compression)) < 1e-4
+
+
+def test_what_does_not_fit_is_refused(pool):
+    for fits, elements, needless in pool.run(2, "compress_wrongly"):
+        assert "residual of a: 5 elements" in fits
+        assert "7 elements in all, but the bucket has 6" in elements
+        assert "none" in needless
+
+
+@pytest.mark.parametrize("compression", ["bf16", *QUANTISED])
+def test_a_ddp_hook_trains_as_well_as_ddp(pool, compression):
+    answers = pool.run(4, "train_under_ddp", compression=compression, steps=60)
+    losses, _ = answers[0]["none"]
+    compressed, weights = answers[0][compression]
+    assert all(torch.equal(answer[compression][1], weights) for answer in answers)
+    assert losses[-1] < 0.5 * losses[0]
+    assert sum(compressed[-10:]) == pytest.approx(sum(losses[-10:]), rel=0.02)
+
+
+@pytest.mark.parametrize("compression", ["bf16", *QUANTISED])
+def test_fully_shard_trains_with_a_compressed_reduce_scatter(pool, compression):
+    answers = pool.run(4, "train_sharded", compression=compression, steps=60)
+    exact, compressed = answers[0]["none"], answers[0][compression]
+    assert all(torch.equal(answer[compression], compressed) for answer in answers)
+    moved = (exact - exact.mean()).norm()
+    assert 0 < (compressed - exact).norm() < 0.05 * moved
+
+
+LAYOUTS = {
+    "2": (DegreesPlan(data=2), {}),
+    "4": (DegreesPlan(data=4), {}),
+    "2-tensor-2": (DegreesPlan(data=2, tensor=2), {}),
+    "2-pipeline-2": (DegreesPlan(data=2, pipeline=2), {}),
+    "4-zero1": (DegreesPlan(data=4), {"sharding": Sharding.ZERO1}),
+    "2-zero2": (DegreesPlan(data=2), {"sharding": Sharding.ZERO2}),
+    "4-zero3": (DegreesPlan(data=4), {"sharding": Sharding.ZERO3}),
+}
+CLOSE = {Compression.BF16: 0.005, Compression.INT8: 0.01, Compression.INT4: 0.02}
+
+
+@pytest.mark.parametrize("compression", list(CLOSE))
+@pytest.mark.parametrize("layout", list(LAYOUTS))
+def test_the_trainer_reaches_the_loss_of_fp32_and_says_what_it_sent(train, plan_of, reference, layout, compression):
+    degrees, strategy = LAYOUTS[layout]
+    run = train(plan_of(degrees, steps=20, compression=compression, **strategy))
+    exact = reference(MODEL)
+    for key in ("loss", "heldout_loss"):
+        assert run["result"][key] == pytest.approx(exact["result"][key], rel=CLOSE[compression])
+        assert run["result"][key] != exact["result"][key]
+    assert exact["steps"][0]["loss"] > 1.1 * exact["steps"][-1]["loss"]
+
+
+def test_the_steps_log_counts_compressed_bytes(train, plan_of):
+    sent = {
+        compression: train(plan_of(DegreesPlan(data=2), steps=1, compression=compression))["steps"][0]["bytes"]["data"]
+        for compression in Compression
+    }
+    assert sent["none"] == pytest.approx(2 * sent["bf16"], rel=0.01)
+    assert sent["none"] / sent["int8"] == pytest.approx(3.97, rel=0.02)
+    assert sent["none"] / sent["int4"] == pytest.approx(7.11, rel=0.02)

@@ -1,0 +1,40 @@
+"""Prepares what is needed next, in the background."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Callable, Hashable, Iterable
+from typing import Generic, TypeVar
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
+
+
+class Prefetcher(Generic[Key, Value]):
+    """Loads values by key on a thread of its own, at most those of one call of `ahead`.
+
+    Whoever takes a value waits only for what is not ready yet; what nobody foresaw is loaded at once. What loading raises is
+    raised where the value is taken.
+    """
+
+    def __init__(self, load: Callable[[Key], Value]) -> None:
+        self._load = load
+        self._pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="prefetch")
+        self._ready: dict[Key, concurrent.futures.Future[Value]] = {}
+
+    def ahead(self, keys: Iterable[Key]) -> None:
+        """Starts to load what will be taken next, in this order; forgets what was foreseen before and not taken."""
+        forgotten, self._ready = self._ready, {}
+        for future in forgotten.values():
+            future.cancel()
+        for key in keys:
+            self._ready[key] = self._pool.submit(self._load, key)
+
+    def take(self, key: Key) -> Value:
+        """The value of a key, once."""
+        future = self._ready.pop(key, None)
+        return future.result() if future else self._load(key)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
