@@ -63,6 +63,15 @@ class ComputePrecision(StrEnum):
     BF16 = "bf16"
 
 
+class GradientCompression(StrEnum):
+    """How gradients travel between replicas."""
+
+    NONE = "None"
+    BF16 = "BF16"
+    INT8 = "Int8"
+    INT4 = "Int4"
+
+
 class DataSpec(ApiModel):
     """Where the bundled trainer's token files lie."""
 
@@ -273,6 +282,13 @@ class BudgetSpec(ApiModel):
     """Suspend (raise the budget to go on) or Fail."""
 
 
+class CommunicationSpec(ApiModel):
+    """What ranks send to each other."""
+
+    compression: GradientCompression = GradientCompression.NONE
+    """Of gradients between replicas; int8 and int4 in blocks with error feedback. Pays on slow links only."""
+
+
 class CheckpointSpec(ApiModel):
     """Where and how often the run is saved."""
 
@@ -389,6 +405,7 @@ class JobSpec(ApiModel):
             _while_running("parallelism"),
             _while_running("nodes"),
             _while_running("batch"),
+            _while_running("communication"),
             _while_running("template"),
         )
     }
@@ -425,5 +442,9 @@ class JobSpec(ApiModel):
     """What it may cost."""
     checkpoint: CheckpointSpec
     """How it is saved."""
+    communication: CommunicationSpec = Field(
+        default_factory=CommunicationSpec, json_schema_extra={"default": CommunicationSpec().to_document()}
+    )
+    """What its ranks send."""
     template: TemplateSpec = Field(default_factory=TemplateSpec)
     """What the pods are made of."""

@@ -12,6 +12,7 @@ from cost_aware_trainer.contract import (
     RUN_FOLDER,
     BatchPlan,
     CheckpointPlan,
+    Compression,
     DegreesPlan,
     ModelPlan,
     OptimizerPlan,
@@ -67,6 +68,7 @@ def run_plan(job: TrainingJob, plan: Plan) -> RunPlan | None:
             recompute=Recompute(plan.recompute),
             precision=Precision(plan.precision),
             compile=config.compile,
+            compression=Compression(job.spec.communication.compression.value.lower()),
         ),
         batch=BatchPlan(global_samples=job.spec.batch.global_, micro_samples=plan.micro_batch),
         optimizer=OptimizerPlan(
