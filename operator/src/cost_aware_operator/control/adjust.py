@@ -11,10 +11,10 @@ from cost_aware_operator.adjusting.adjuster import (
     Situation,
     Verdict,
     Window,
-    step_usd,
 )
 from cost_aware_operator.adjusting.calibration import Measured
-from cost_aware_operator.adjusting.changes import KEPT, Change, ChangeOutcome, kind_of, plan_key
+from cost_aware_operator.adjusting.changes import ChangeOutcome
+from cost_aware_operator.adjusting.history import History
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.money import current_samples, price_of
 from cost_aware_operator.control.record import Considered, RunRecord
@@ -40,8 +40,10 @@ def adjusted(facts: Facts, plan: Plan) -> tuple[RunRecord, Verdict | None]:
         return record, None
     verdict = DynamicParallelismAdjuster().verdict(situation, _recent(facts, situation))
     if verdict.plan is not None and verdict.action in (Action.CHANGE, Action.ROLL_BACK):
-        return _begun(facts, situation, verdict), verdict
-    record = _judged(record, situation)
+        begun = history_of(record).begun(situation, verdict, record.attempt + 1)
+        plan = replace(verdict.plan, explanation=verdict.message)
+        return _with(record, begun).model_copy(update={"plan": plan}), verdict
+    record = _with(record, history_of(record).judged(situation))
     if verdict.searched:
         considered = Considered(
             attempt=record.attempt,
@@ -109,95 +111,32 @@ def window_of(facts: Facts) -> Window | None:
     return Window(seen.seconds, seen.steps, seen.efficiency, 1 / seen.steps_per_second, Measured(modelled, working))
 
 
-def _begun(facts: Facts, situation: Situation, verdict: Verdict) -> RunRecord:
-    """The record with a change ordered; the next attempt carries it out."""
-    target = verdict.plan
-    if target is None:
-        raise AssertionError("a change has a plan")
-    record, back = facts.record, verdict.action is Action.ROLL_BACK
-    changes = list(_judged(record, situation).changes)
-    barred = record.barred
-    if back and changes:
-        changes[-1] = replace(changes[-1], outcome=ChangeOutcome.ROLLED_BACK)
-        barred = (*barred, plan_key(situation.plan))
-    elif changes and changes[-1].is_open:
-        changes[-1] = replace(changes[-1], outcome=ChangeOutcome.KEPT)
-    change = Change(
-        at=facts.now,
-        attempt=record.attempt + 1,
-        kind=kind_of(situation.plan, target),
-        origin=situation.plan,
-        target=target,
-        reason=verdict.message,
-        before_step_usd=step_usd(situation),
-        predicted_step_usd=verdict.predicted_step_usd or 0.0,
-        predicted_savings_usd=verdict.predicted_savings_usd or 0.0,
-        remaining_steps=situation.remaining_steps,
-        is_rollback=back,
-    )
-    target = replace(target, explanation=verdict.message)
-    return record.model_copy(
-        update={"plan": target, "changes": (*changes, change)[-KEPT:], "barred": tuple(dict.fromkeys(barred))}
-    )
-
-
-def _judged(record: RunRecord, situation: Situation) -> RunRecord:
-    """What the last change has come to, once its window is full."""
-    last = record.changes[-1] if record.changes else None
-    window = situation.window
-    if (
-        last is None
-        or last.outcome is not ChangeOutcome.CHECKING
-        or window is None
-        or window.seconds < situation.settings.window_seconds
-        or situation.hourly_usd is None
-    ):
-        return record
-    realised = step_usd(situation)
-    paid = (last.downtime_seconds or 0.0) * situation.hourly_usd / 3600
-    judged = replace(
-        last,
-        realised_step_usd=realised,
-        realised_savings_usd=last.remaining_steps * (last.before_step_usd - realised) - paid,
-        outcome=ChangeOutcome.KEPT,
-    )
-    return record.model_copy(update={"changes": (*record.changes[:-1], judged)})
-
-
 def _checked(facts: Facts) -> RunRecord:
     """Notes the first step under a change that was ordered."""
     record = facts.record
     last = record.changes[-1] if record.changes else None
-    if last is None or last.outcome is not ChangeOutcome.IN_PROGRESS or record.attempt < last.attempt:
+    if last is None or record.attempt < last.attempt:
         return record
     if not any(s.attempt == record.attempt and s.steps > 0 for s in current_samples(facts)):
         return record
-    seen = replace(
-        last,
-        resumed_at=facts.now,
-        downtime_seconds=(facts.now - last.at).total_seconds(),
-        outcome=ChangeOutcome.CHECKING,
-    )
-    return record.model_copy(update={"changes": (*record.changes[:-1], seen)})
+    return _with(record, history_of(record).resumed(facts.now))
 
 
 def failed_change(facts: Facts, why: str) -> RunRecord | None:
     """The record that goes back to the plan before a change that did not start; None if none is under way."""
-    record = facts.record
-    last = record.changes[-1] if record.changes else None
-    if last is None or last.outcome is not ChangeOutcome.IN_PROGRESS:
-        return None
-    ended = replace(last, outcome=ChangeOutcome.FAILED, reason=f"{last.reason} (it did not start: {why})"[:1024])
-    return record.model_copy(
-        update={
-            "plan": replace(
-                last.origin,
-                explanation=f"back from {last.target.data}x{last.target.tensor}x{last.target.pipeline}: {why}",
-            ),
-            "changes": (*record.changes[:-1], ended),
-            "barred": tuple(dict.fromkeys((*record.barred, plan_key(last.target)))),
-        }
-    )
+    back = history_of(facts.record).failed(why)
+    return None if back is None else _with(facts.record, back[0]).model_copy(update={"plan": back[1]})
+
+
+def history_of(record: RunRecord) -> History:
+    """The record's changes as a value."""
+    return History(record.changes, record.barred)
+
+
+def _with(record: RunRecord, history: History) -> RunRecord:
+    if (history.changes, history.barred) == (record.changes, record.barred):
+        return record
+    return record.model_copy(update={"changes": history.changes, "barred": history.barred})
 
 
 def overdue(facts: Facts) -> bool:

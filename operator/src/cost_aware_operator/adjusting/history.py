@@ -1,0 +1,89 @@
+"""The changes of a run as values: one begun, its first step seen, judged, or given up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from cost_aware_operator.adjusting.adjuster import Action, Situation, Verdict, step_usd
+from cost_aware_operator.adjusting.changes import KEPT, Change, ChangeOutcome, described, kind_of, plan_key
+from cost_aware_operator.planning.plan import Plan
+
+
+@dataclass(frozen=True)
+class History:
+    """The newest changes, oldest first, and the plans (`plan_key`) that are not tried again."""
+
+    changes: tuple[Change, ...] = ()
+    barred: tuple[str, ...] = ()
+
+    @property
+    def last(self) -> Change | None:
+        """The newest change."""
+        return self.changes[-1] if self.changes else None
+
+    def _with_last(self, change: Change, *, bar: Plan | None = None) -> History:
+        barred = self.barred if bar is None else tuple(dict.fromkeys((*self.barred, plan_key(bar))))
+        return History((*self.changes[:-1], change), barred)
+
+    def begun(self, situation: Situation, verdict: Verdict, attempt: int) -> History:
+        """With a change that the verdict orders; a rollback ends the change that it undoes, and bars its plan.
+
+        Raises:
+            ValueError: the verdict orders nothing.
+        """
+        if verdict.plan is None or verdict.action not in (Action.CHANGE, Action.ROLL_BACK):
+            raise ValueError(f"{verdict.action} is no change")
+        judged, back = self.judged(situation), verdict.action is Action.ROLL_BACK
+        last = judged.last
+        if last is not None and back:
+            judged = judged._with_last(replace(last, outcome=ChangeOutcome.ROLLED_BACK), bar=situation.plan)
+        change = Change(
+            at=situation.now,
+            attempt=attempt,
+            kind=kind_of(situation.plan, verdict.plan),
+            origin=situation.plan,
+            target=verdict.plan,
+            reason=verdict.message,
+            before_step_usd=step_usd(situation),
+            predicted_step_usd=verdict.predicted_step_usd or 0.0,
+            predicted_savings_usd=verdict.predicted_savings_usd or 0.0,
+            remaining_steps=situation.remaining_steps,
+            is_rollback=back,
+        )
+        return History((*judged.changes, change)[-KEPT:], judged.barred)
+
+    def resumed(self, now: datetime) -> History:
+        """With the first step under the newest change done."""
+        last = self.last
+        if last is None or last.outcome is not ChangeOutcome.IN_PROGRESS:
+            return self
+        downtime = (now - last.at).total_seconds()
+        return self._with_last(replace(last, resumed_at=now, downtime_seconds=downtime, outcome=ChangeOutcome.CHECKING))
+
+    def judged(self, situation: Situation) -> History:
+        """With what the newest change has come to, once a window is measured under it."""
+        last, window = self.last, situation.window
+        if (
+            last is None
+            or last.outcome is not ChangeOutcome.CHECKING
+            or window is None
+            or window.seconds < situation.settings.window_seconds
+            or situation.hourly_usd is None
+        ):
+            return self
+        realised = step_usd(situation)
+        paid = (last.downtime_seconds or 0.0) * situation.hourly_usd / 3600
+        savings = last.remaining_steps * (last.before_step_usd - realised) - paid
+        return self._with_last(
+            replace(last, realised_step_usd=realised, realised_savings_usd=savings, outcome=ChangeOutcome.KEPT)
+        )
+
+    def failed(self, why: str) -> tuple[History, Plan] | None:
+        """With the newest change given up as it did not start, and the plan to go back to; None if none is under way."""
+        last = self.last
+        if last is None or last.outcome is not ChangeOutcome.IN_PROGRESS:
+            return None
+        ended = replace(last, outcome=ChangeOutcome.FAILED, reason=f"{last.reason} (it did not start: {why})"[:1024])
+        plan = replace(last.origin, explanation=f"back from {described(last.target)}: {why}"[:1024])
+        return self._with_last(ended, bar=last.target), plan

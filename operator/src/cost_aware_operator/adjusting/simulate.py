@@ -1,0 +1,123 @@
+"""A run on a virtual clock: the same adjuster, on machines that are not what the tables say, with noise and price changes."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from cost_aware_operator.adjusting.adjuster import (
+    Action,
+    DynamicParallelismAdjuster,
+    Settings,
+    Situation,
+    Verdict,
+    Window,
+    layout_of,
+)
+from cost_aware_operator.adjusting.calibration import Measured
+from cost_aware_operator.adjusting.changes import Change, Kind
+from cost_aware_operator.adjusting.history import History
+from cost_aware_operator.costs.combinations import Offer
+from cost_aware_operator.costs.predict import step_seconds
+from cost_aware_operator.planning.plan import Plan
+from cost_aware_operator.planning.space import Space
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+MOST_WINDOWS = 100_000
+
+
+@dataclass(frozen=True)
+class World:
+    """What is true and nobody knows: machines as factors of their listed rates, noise, downtimes, and the price over time.
+
+    `overhead` is the share of a step that no plan changes (data, checkpoints). `noise` is the spread of a measured window.
+    """
+
+    compute: float = 1.0
+    network: float = 1.0
+    noise: float = 0.02
+    overhead: float = 0.02
+    downtime_seconds: dict[Kind, float] = field(default_factory=lambda: {Kind.REBALANCE: 5.0, Kind.RESIZE: 40.0})
+    price: Callable[[float], float] = lambda seconds: 1.0
+    """Times the list price, at so many seconds into the run."""
+
+    def offer(self, listed: Offer) -> Offer:
+        """The nodes as they are."""
+        machine = listed.machine
+        gpu = machine.accelerator
+        real = replace(
+            gpu,
+            peak_tflops={p: v * self.compute for p, v in gpu.peak_tflops.items()},
+            memory_gbytes_per_s=gpu.memory_gbytes_per_s * self.compute,
+        )
+        network = machine.network_gbit_per_s * self.network
+        return replace(listed, machine=replace(machine, accelerator=real, network_gbit_per_s=network))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a simulated run went."""
+
+    usd: float
+    seconds: float
+    downtime_seconds: float
+    changes: tuple[Change, ...]
+    verdicts: tuple[tuple[float, Verdict], ...]
+    """Each new verdict, with the seconds into the run at which it was first given."""
+    plan: Plan
+
+
+def simulate(space: Space, plan: Plan, settings: Settings, world: World, seed: int = 0) -> Outcome:
+    """A run from its first step to its last, in windows of `settings.window_seconds`.
+
+    Raises:
+        ValueError: it would take more windows than anybody waits for.
+    """
+    chance, adjuster = random.Random(seed), DynamicParallelismAdjuster()  # noqa: S311  noise, not secrets
+    listed = next((o for o in space.offers if o.name.removesuffix(" spot") in plan.instance_types), space.offers[0])
+    node_usd, clock, usd, downtime = listed.hourly_usd / 3600, 0.0, 0.0, 0.0
+    remaining, history, told = float(space.work.steps), History(), list[tuple[float, Verdict]]()
+    for _ in range(MOST_WINDOWS):
+        seen, wall = _window(space, plan, listed, world, settings.window_seconds, chance)
+        took = min(settings.window_seconds, remaining * wall)
+        clock, usd, remaining = (*_paid(world, clock, usd, took, plan.nodes * node_usd), remaining - took / wall)
+        if remaining <= 1e-9:
+            return Outcome(usd, clock, downtime, history.changes, tuple(told), plan)
+        hourly = plan.nodes * node_usd * 3600 * world.price(clock)
+        now = EPOCH + timedelta(seconds=clock)
+        situation = Situation(
+            now, settings, plan, space, seen, round(remaining), hourly, history.changes, frozenset(history.barred)
+        )
+        verdict = adjuster.verdict(situation)
+        if not told or (told[-1][1].action, told[-1][1].reason) != (verdict.action, verdict.reason):
+            told.append((clock, verdict))
+        if verdict.action in (Action.CHANGE, Action.ROLL_BACK) and verdict.plan is not None:
+            history = history.begun(situation, verdict, len(history.changes) + 2)
+            kind = history.changes[-1].kind
+            pause = world.downtime_seconds[kind]
+            most = max(plan.nodes, verdict.plan.nodes) * node_usd
+            clock, usd = _paid(world, clock, usd, pause, most)
+            plan, downtime = verdict.plan, downtime + pause
+            history = history.resumed(EPOCH + timedelta(seconds=clock))
+        else:
+            history = history.judged(situation)
+    raise ValueError(f"steps: the run takes more than {MOST_WINDOWS:,} windows: write fewer steps or a longer window")
+
+
+def _paid(world: World, clock: float, usd: float, seconds: float, second_usd: float) -> tuple[float, float]:
+    return clock + seconds, usd + seconds * second_usd * world.price(clock)
+
+
+def _window(
+    space: Space, plan: Plan, listed: Offer, world: World, seconds: float, chance: random.Random
+) -> tuple[Window, float]:
+    """What the ranks measure, and what a step truly takes in this window."""
+    found = step_seconds(
+        space.work.shape, world.offer(listed).machine, layout_of(plan, space.work.global_batch, listed)
+    )
+    factor = max(0.2, chance.gauss(1.0, world.noise))
+    working, modelled = factor * float(found.compute + found.optimizer), factor * float(found.total)
+    wall = modelled * (1 + world.overhead)
+    return Window(seconds, max(2.0, seconds / wall), working / wall, wall, Measured(modelled, working)), wall
