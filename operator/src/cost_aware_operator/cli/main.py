@@ -13,9 +13,11 @@ from rich.live import Live
 from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, connect, default_namespace
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.api.status import JobState, JobStatus
+from cost_aware_operator.cli import simulate
 from cost_aware_operator.cli.explain import explain
 from cost_aware_operator.cli.plan import add_arguments, plan
 from cost_aware_operator.cli.predict import predict
+from cost_aware_operator.cli.simulate import add_simulation
 from cost_aware_operator.cli.views import live, one_line, summary
 
 EXIT_FAILED, EXIT_REJECTED, EXIT_MISSING, EXIT_TIMEOUT = 1, 2, 3, 4
@@ -46,6 +48,10 @@ def parser() -> argparse.ArgumentParser:
     explained = verbs.add_parser("explain", help="the arithmetic of one plan, line by line, with formulas and sources")
     add_arguments(explained)
     explained.add_argument("--rank", type=int, default=1, metavar="N", help="which plan of `catj plan` (1, the best)")
+    simulated = verbs.add_parser(
+        "simulate", help="what the adjuster would do with a job, on machines that differ from the tables"
+    )
+    add_simulation(simulated)
     return result
 
 
@@ -116,6 +122,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(predict(arguments.file))
     if arguments.verb == "plan":
         sys.exit(plan(arguments.file, arguments.output, arguments.top, arguments.pareto, arguments.prices))
+    if arguments.verb == "simulate":
+        sys.exit(simulate.run(arguments))
     if arguments.verb == "explain":
         sys.exit(explain(arguments.file, arguments.rank, arguments.prices))
     try:

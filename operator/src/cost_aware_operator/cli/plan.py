@@ -34,6 +34,15 @@ def add_arguments(verb: argparse.ArgumentParser) -> None:
     )
 
 
+def book_of(prices: str | None) -> PriceBook:
+    """The shipped price book, under a file's prices where one is named.
+
+    Raises:
+        PriceError: see `load_prices`.
+    """
+    return shipped() if prices is None else load_prices(Path(prices))
+
+
 def searched(file: str, prices: str | None) -> tuple[Space, Ranking]:
     """The ranking of a manifest's plans.
 
@@ -41,8 +50,7 @@ def searched(file: str, prices: str | None) -> tuple[Space, Ranking]:
         ManifestError, PlanError, PriceError, AnalysisError: what is wrong, where, and what to write instead.
     """
     spec = read_spec(file)
-    book: PriceBook = shipped() if prices is None else load_prices(Path(prices))
-    space = space_of(spec, book)
+    space = space_of(spec, book_of(prices))
     try:
         ranking = ThreeDParallelCostAnalyzer().search(space.work, space.offers, space.bounds, space.objective)
     except AnalysisError as error:

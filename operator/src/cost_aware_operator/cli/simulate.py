@@ -1,0 +1,98 @@
+"""`catj simulate JOB.yaml`: what the adjuster would do, on machines that are not what the tables say; before it is let loose."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import replace
+
+from rich.console import Console
+from rich.table import Table
+
+from cost_aware_operator.adjusting.adjuster import Settings
+from cost_aware_operator.adjusting.changes import described
+from cost_aware_operator.adjusting.simulate import Outcome, World, simulate
+from cost_aware_operator.api.spec import AdjustPolicy, JobSpec
+from cost_aware_operator.cli.manifest import ManifestError, read_spec
+from cost_aware_operator.cli.plan import WIDE, add_arguments, book_of, complain
+from cost_aware_operator.costs.prices import PriceError
+from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, adjusting_space, make_plan
+
+
+def add_simulation(verb: argparse.ArgumentParser) -> None:
+    """What is true in the simulated world."""
+    add_arguments(verb)
+    verb.add_argument(
+        "--compute", type=float, default=1.0, metavar="X", help="arithmetic at so many times the listed rate"
+    )
+    verb.add_argument(
+        "--network", type=float, default=1.0, metavar="X", help="the network at so many times the listed rate"
+    )
+    verb.add_argument("--noise", type=float, default=0.02, metavar="SHARE", help="spread of a measured window (0.02)")
+    verb.add_argument("--seed", type=int, default=0, help="of the noise")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the run with and without the adjuster; returns the exit status."""
+    file = arguments.file
+    for name, least, most in (("compute", 1e-3, 1e3), ("network", 1e-3, 1e3), ("noise", 0.0, 1.0)):
+        value = getattr(arguments, name)
+        if not least <= value <= most:
+            return complain(
+                file,
+                ValueError(
+                    f"--{name}: {value} is not from {least:g} to {most:g}: write {min(max(value, least), most):g}"
+                ),
+            )
+    try:
+        spec = read_spec(file)
+        given = PlanInput(spec, book_of(arguments.prices))
+        plan, space = make_plan(given), adjusting_space(given)
+    except (ManifestError, PriceError) as error:
+        return complain(file, error)
+    if isinstance(plan, Refusal):
+        return complain(file, ValueError(plan.message))
+    if space is None:
+        return complain(
+            file, ValueError("spec.model, spec.nodes.instanceTypes: are needed for a prediction: write both")
+        )
+    world = World(arguments.compute, arguments.network, arguments.noise)
+    try:
+        static = simulate(space, plan, replace(settings_of(spec), policy=AdjustPolicy.OFF), world, arguments.seed)
+        acting = simulate(space, plan, replace(settings_of(spec), policy=AdjustPolicy.ACT), world, arguments.seed)
+    except ValueError as error:
+        return complain(file, error)
+    _print(plan, static, acting)
+    return 0
+
+
+def settings_of(spec: JobSpec) -> Settings:
+    """The manifest's `efficiency`."""
+    given = spec.efficiency
+    window, cooldown = float(given.window_seconds), float(given.cooldown_seconds)
+    return Settings(given.policy, given.threshold, window, cooldown, given.minimum_savings_usd)
+
+
+def _print(plan: Plan, static: Outcome, acting: Outcome) -> None:
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=WIDE)
+    console.print(f"Submitted: {described(plan)}", highlight=False)
+    table = Table()
+    for name in ("", "dollars", "hours", "changes", "downtime s", "ends as"):
+        table.add_column(name, justify="left" if name in ("", "ends as") else "right")
+    for name, one in (("as submitted", static), ("with the adjuster", acting)):
+        table.add_row(
+            name,
+            f"{one.usd:,.2f}",
+            f"{one.seconds / 3600:,.2f}",
+            str(len(one.changes)),
+            f"{one.downtime_seconds:.0f}",
+            described(one.plan),
+        )
+    console.print(table)
+    saved = 1 - acting.usd / static.usd
+    console.print(f"{'Saves' if saved >= 0 else 'Loses'} {abs(saved):.1%} of ${static.usd:,.2f}", highlight=False)
+    for seconds, verdict in acting.verdicts:
+        console.print(
+            f"{seconds:>9,.0f} s  {verdict.action} {verdict.reason}: {verdict.message}", highlight=False, markup=False
+        )
