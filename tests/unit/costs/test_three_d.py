@@ -77,7 +77,7 @@ SMALL = st.builds(
 )
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     shape=SMALL,
     batch=st.sampled_from([1, 4, 6, 12]),
@@ -129,6 +129,7 @@ def best_usd(one: Offer, bounds: Bounds, shape: DecoderShape = LLAMA_8B) -> floa
 
 
 @pytest.mark.parametrize("part", ["price", "network", "link", "memory", "peak", "memory bandwidth"])
+@settings(max_examples=12)
 @given(factor=st.floats(1.0, 8.0), nodes=st.integers(1, 3))
 def test_better_or_cheaper_hardware_never_costs_more(part: str, factor: float, nodes: int) -> None:
     one = offer("A100-SXM-40GB")

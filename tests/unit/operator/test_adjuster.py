@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.operator.factories import BOOK, START, job
 
@@ -186,6 +186,7 @@ def test_a_deadline_that_would_be_missed_makes_the_run_grow() -> None:
     assert "deadline" in found.message
 
 
+@settings(max_examples=30)
 @given(compute=st.floats(0.1, 10), network=st.floats(0.02, 50), plan=st.sampled_from([PIPELINE, planned()[0]]))
 def test_calibration_finds_the_machine_that_was_measured(compute: float, network: float, plan: Plan) -> None:
     offer = ROOMY.offers[0]
@@ -208,6 +209,7 @@ def test_calibration_finds_the_machine_that_was_measured(compute: float, network
     assert float(again.compute) == pytest.approx(float(truth.compute), rel=0.03)
 
 
+@settings(max_examples=40)
 @given(
     efficiency=st.floats(0, 1),
     slow=st.floats(0.05, 200),

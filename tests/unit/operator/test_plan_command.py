@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.operator.factories import BOOK, merged
 
@@ -206,6 +206,7 @@ JUNK = st.one_of(
 )
 
 
+@settings(max_examples=40)
 @given(
     path=st.sampled_from(
         [("model", "preset"), ("model", "heads"), ("batch", "global"), ("batch", "micro"), ("nodes", "min"), ("nodes", "max"),

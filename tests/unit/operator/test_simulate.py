@@ -45,7 +45,7 @@ def submitted(degrees: tuple[int, int, int, int]) -> tuple[Plan, Any]:
     return plan, space
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     degrees=st.sampled_from(DEGREES),
     compute=st.floats(0.2, 5),
