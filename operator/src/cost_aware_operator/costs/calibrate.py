@@ -11,7 +11,7 @@ from cost_aware_operator.costs.compute import Efficiency, Parameters
 from cost_aware_operator.costs.layout import Layout
 from cost_aware_operator.costs.model_parallel import DecoderShape
 from cost_aware_operator.costs.parameters import FITTED
-from cost_aware_operator.costs.predict import Machine, predict
+from cost_aware_operator.costs.predict import Machine, step_seconds
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def calibrate(
 
     def residuals(parameters: Parameters) -> list[float]:
         return [
-            math.log(predict(o.shape, o.machine, o.layout, parameters).step_seconds / o.step_seconds)
+            math.log(float(step_seconds(o.shape, o.machine, o.layout, parameters).total) / o.step_seconds)
             for o in observations
         ]
 
