@@ -133,10 +133,18 @@ class PipelineParallelCostAnalyzer:
         free = most(0.0, 1 - 2 * runs.weight)
         best: Numbers = 0.0
         least_own: Numbers = 0.0
-        ends = (0, runs.highs - 1, runs.highs, final - micro_batches, final - micro_batches + 1, final - 1, final)
+        ends: tuple[Numbers, ...] = (
+            0,
+            runs.highs - 1,
+            runs.highs,
+            final - micro_batches,
+            final - micro_batches + 1,
+            final - 1,
+            final,
+        )
         if isinstance(final, int):
             # of one layout, most of them are the same stage
-            ends = tuple({max(0, min(int(at), final)) for at in ends})
+            ends = tuple(sorted({max(0, min(int(at), final)) for at in ends}))
         for at in ends:
             index = most(0, least(at, final))
             own, before = runs.seconds(index), runs.before(index)
