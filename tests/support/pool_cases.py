@@ -66,6 +66,41 @@ def reconfigure(place, plan, successors):
     return {"steps": log.entries, "result": dataclasses.asdict(result), "threads": threads}
 
 
+def replicate(place, kind, lost, flip=None):
+    """Saves a state of another size on each rank to its peers; ranks in `lost` then forget all they held.
+
+    Returns whether this rank has its state again, and how many bytes its peers' cost it; or the error's text.
+    """
+    import torch
+
+    from cost_aware_trainer import replicas
+
+    ranks = place.join("first")
+    generator = torch.Generator().manual_seed(place.rank)
+    state = {
+        "model.weight": torch.randn(40 + 7 * place.rank, 3, generator=generator),
+        "model.empty": torch.empty(0, 3),
+        "optimizer.half": torch.randn(5, generator=generator).bfloat16(),
+        "optimizer.step": torch.tensor(7.0),
+    }
+    keeper = getattr(replicas, kind)(ranks.background)
+    packed = replicas.pack(state)
+    keeper.save(packed)
+    held = keeper.held if kind == "RingCopies" else keeper.parity
+    held_bytes = held.numel()
+    if place.rank == flip:
+        held[held.numel() // 2] ^= 1
+    if place.rank in lost:
+        # A replaced rank: nothing of what its process knew is there.
+        keeper, packed = getattr(replicas, kind)(ranks.background), None
+    try:
+        again = replicas.unpack(keeper.rebuild(packed))
+    except replicas.ReplicaError as error:
+        return str(error)
+    same = all(again[name].dtype == value.dtype and torch.equal(again[name], value) for name, value in state.items())
+    return same and again.keys() == state.keys(), held_bytes, replicas.pack(state).numel()
+
+
 def checksums_of(trainer):
     """Checksums of the run's state as it is in memory, from all ranks' parts."""
     arrangement = trainer._arrangement
