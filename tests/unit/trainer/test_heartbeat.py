@@ -86,8 +86,8 @@ def test_a_living_process_that_hangs_or_dies_is_found_in_seconds(tmp_path, endin
             os.kill(ranks[1].pid, signal.SIGKILL)
         since, found = time.monotonic(), None
         while found is None:
-            assert time.monotonic() < since + 10
-            found = find_stall(read_pulses(tmp_path), "here", limit_seconds=2.0)
+            assert time.monotonic() < since + 30
+            found = find_stall(read_pulses(tmp_path), "here", limit_seconds=5.0)
             time.sleep(0.02)
         assert (found.rank, found.step, found.phase, found.is_dead) == (1, 50, "compute", ending == "dies")
     finally:
