@@ -79,7 +79,7 @@ def test_a_living_process_that_hangs_or_dies_is_found_in_seconds(tmp_path, endin
         rank.start()
     try:
         deadline = time.monotonic() + 30
-        while not any(p.step == 50 for p in read_pulses(tmp_path)):
+        while not any((p.step, p.phase) == (50, "compute") for p in read_pulses(tmp_path)):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         if ending == "dies":
