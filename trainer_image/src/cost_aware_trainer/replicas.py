@@ -210,7 +210,7 @@ class ParityGroup:
         padded = torch.zeros(each * (self._size - 1), dtype=torch.uint8)
         padded[: packed.numel()] = packed
         stripes = [stripe for stripe in range(self._size) if stripe != self._rank]
-        return dict(zip(stripes, padded.split(each), strict=True))
+        return dict(zip(stripes, torch.split(padded, each), strict=True))
 
     def _xor(self, piece: Tensor | None) -> Tensor:
         """The XOR of what the group's ranks bring; nothing counts as zeros."""
