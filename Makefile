@@ -17,7 +17,7 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 
 .PHONY: help
 help: ## Lists these targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ## Development
 
@@ -101,6 +101,14 @@ bench: venv ## Measures one decision by the number of pods, how right the cost m
 .PHONY: savings
 savings: venv ## The same runs with and without the adjuster, on the cluster: what it saves (needs install)
 	python bench/savings.py
+
+.PHONY: bench-reconfigure
+bench-reconfigure: venv ## Measures changes of degrees in process, by forking and by relaunching, five of each
+	python bench/reconfigure.py
+
+.PHONY: bench-overhead
+bench-overhead: venv ## Measures the trainer's steps against a bare DDP loop's, and the stall of a background save
+	python bench/overhead.py
 
 ## The cluster
 

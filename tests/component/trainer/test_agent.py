@@ -78,8 +78,8 @@ class Agent:
             assert time.monotonic() < deadline, (self.folder / "agent.log").read_text()
             time.sleep(0.02)
 
-    def wait_for(self, phase):
-        self.wait_until(lambda: self.status.phase is phase)
+    def wait_for(self, phase, timeout=60):
+        self.wait_until(lambda: self.status.phase is phase, timeout)
         return self.status
 
     def close(self):
@@ -271,6 +271,40 @@ def test_terminated_then_killed_then_resumed_ends_as_if_undisturbed(
 
 
 @pytest.mark.slow
+def test_later_attempts_are_forked_from_a_server_that_has_pytorch_and_end_as_if_undisturbed(
+    start_agent, make_plan, finish, final_weights, tmp_path
+):
+    from cost_aware_trainer.processes import descendants
+
+    undisturbed = finish(make_plan("undisturbed", data=2, steps=600, interval_seconds=0.3))
+    plan, log = make_plan("disturbed", data=2, steps=600, interval_seconds=0.3), tmp_path / "steps.jsonl"
+    entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
+    agent = start_agent("--warm-up-seconds=0")
+    agent.send("/order", order_of(agent, 1, entry, plan, ranks_per_node=2, drain_seconds=30))
+    agent.wait_until(lambda: len(steps_of(log)) >= 5, timeout=240)
+    server = [
+        pid for pid in descendants(agent.process.pid) if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    ]
+    assert len(server) == 1
+    agent.wait_until(lambda: "the fork server is ready" in (agent.folder / "agent.log").read_text())
+    agent.send("/order", order_of(agent, 2, entry, plan, ranks_per_node=2, drain_seconds=30))
+    agent.wait_until(lambda: any(step["attempt"] == 2 for step in steps_of(log)))
+    # torchrun, and below it the ranks, none of which was started from a file of its own
+    _, *ranks = descendants(server[0])
+    assert len(ranks) == 2
+    os.kill(ranks[0], signal.SIGKILL)
+    assert "exited with -9" in agent.wait_for(AgentPhase.FAILED).message
+    # The server is lost as well: what follows is started as the first attempt was.
+    os.kill(server[0], signal.SIGKILL)
+    server_file = Path(f"/proc/{server[0]}/cmdline")
+    agent.wait_until(lambda: not server_file.exists() or not server_file.read_bytes())
+    assert agent.send("/order", order_of(agent, 3, entry, plan, ranks_per_node=2)) == 202
+    status = agent.wait_for(AgentPhase.COMPLETED, timeout=240)
+    assert status.result == undisturbed.result
+    assert final_weights(plan) == final_weights(make_plan("undisturbed"))
+
+
+@pytest.mark.slow
 def test_two_pods_train_one_run_and_survive_the_loss_of_one(start_agent, make_plan, finish, final_weights, tmp_path):
     undisturbed = finish(make_plan("undisturbed", data=2, steps=120, interval_seconds=0.2))
     plan, log = make_plan("disturbed", data=2, steps=120, interval_seconds=0.2), tmp_path / "steps.jsonl"
@@ -347,7 +381,7 @@ def test_ranks_that_cannot_go_on_in_process_are_started_anew(start_agent, make_p
     agent = start_agent("--reconfigure-seconds=1")
     entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
     agent.send("/order", order_of(agent, 1, entry, plan, ranks_per_node=2))
-    agent.wait_until(lambda: len(steps_of(log)) >= 5)
+    agent.wait_until(lambda: len(steps_of(log)) >= 5, timeout=240)
     ranks = ranks_of(agent)
     os.kill(ranks[0], signal.SIGSTOP)
     other = with_strategy(plan, DegreesPlan(tensor=2))

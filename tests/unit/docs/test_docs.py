@@ -13,6 +13,7 @@ import pytest
 import yaml
 from prometheus_client.metrics_core import Metric as Family
 
+from cost_aware_operator.api.spec import JobSpec
 from cost_aware_operator.api.status import ConditionType
 from cost_aware_operator.app.telemetry import Telemetry
 from cost_aware_operator.control.story import Outcome
@@ -53,6 +54,11 @@ def test_the_readme_s_manifest_is_the_example() -> None:
     example = (ROOT / "examples/byte-gpt.yaml").read_text()
     assert yaml.safe_load(shown) == yaml.safe_load(example)
     assert shown == example
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_is_a_valid_job(path: Path) -> None:
+    JobSpec.model_validate(yaml.safe_load(path.read_text())["spec"])
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -78,3 +78,8 @@ def test_stages_name_the_failed_one_and_stop(tmp_path: Path) -> None:
     assert re.search(r"^good +\d+", result.stdout, re.MULTILINE)
     assert re.search(r"^bad +\d+ failed$", result.stdout, re.MULTILINE)
     assert not (tmp_path / "reached").exists()
+
+
+def test_importing_the_trainer_s_package_imports_no_torch() -> None:
+    code = "import sys, cost_aware_trainer, cost_aware_trainer.agent; print('torch' in sys.modules, 'numpy' in sys.modules)"
+    assert run(sys.executable, "-c", code) == "False False\n"

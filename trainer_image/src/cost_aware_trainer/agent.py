@@ -138,6 +138,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--reconfigure-seconds", type=float, default=120.0, help="for running ranks to go on under another plan"
     )
+    parser.add_argument(
+        "--warm-up-seconds",
+        type=float,
+        default=30.0,
+        help="after the first start, begin to import PyTorch for faster relaunches; negative: never",
+    )
     parser.add_argument("--rendezvous-port", type=int, help="one port for all attempts (tests on one host)")
     parser.add_argument("--metrics-port", type=int, help="first metrics port (tests on one host)")
     return parser.parse_args(arguments)
@@ -157,6 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
         grace_seconds=options.grace_seconds,
         linger_seconds=options.linger_seconds,
         reconfigure_seconds=options.reconfigure_seconds,
+        warm_up_after_seconds=options.warm_up_seconds,
         rendezvous_port=options.rendezvous_port,
     )
     supervisor = Supervisor(settings, environment)

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -66,11 +66,68 @@ def _processes() -> dict[int, tuple[int, str]]:
     return found
 
 
+class Tail:
+    """Passes on what a child's ranks write to stderr, keeping the last lines for a message."""
+
+    def __init__(self, stream: Iterable[str]) -> None:
+        self._lines: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
+        self._stream = stream
+        self._reader = threading.Thread(target=self._pass_on, name="stderr", daemon=True)
+        self._reader.start()
+
+    def _pass_on(self) -> None:
+        for line in self._stream:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+            self._lines.append(line.rstrip())
+
+    def settle(self) -> None:
+        """Gives the reader a second to take in what a child that has ended still wrote."""
+        self._reader.join(timeout=1.0)
+
+    def clear(self) -> None:
+        """Forgets what an earlier launch wrote."""
+        self._lines.clear()
+
+    def last_error(self) -> str:
+        """The last lines that the ranks wrote before torchrun's own summary, and torchrun's verdict; bounded."""
+        lines = list(self._lines)
+        verdict = next((i for i, line in enumerate(lines) if _TORCHRUN_VERDICT.search(line)), None)
+        if verdict is not None:
+            found = _TORCHRUN_VERDICT.search(lines[verdict])
+            ending = f"a rank exited with {found.group(1) if found else 'an error'}"
+            lines = [*[line for line in lines[:verdict] if line.strip()][-_MESSAGE_LINES:], ending]
+        return "\n".join(lines[-_MESSAGE_LINES - 1 :])[-_MESSAGE_CHARACTERS:]
+
+
+def kill_descendants(spared: int | None = None) -> None:
+    """Kills every descendant of this process but `spared` itself at once, and waits until they are gone.
+
+    Raises:
+        RuntimeError: some are still there after ten seconds; only an uninterruptible wait in the kernel explains it.
+    """
+    deadline_seconds = time.monotonic() + _KILL_PATIENCE_SECONDS
+    while remaining := [pid for pid in descendants(os.getpid()) if pid != spared]:
+        for pid in remaining:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline_seconds:
+            raise RuntimeError(f"processes {remaining} cannot be killed")
+        time.sleep(0.01)
+
+
+def reap_adopted(*kept: int | None) -> None:
+    """Takes the exit codes of orphans that this process adopted; those of `kept` stay with their Popen."""
+    for pid, (parent, state) in _processes().items():
+        if parent == os.getpid() and state == "Z" and pid not in kept:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
 class Torchrun:
     """One running torchrun, with the tail of what it and its ranks wrote to stderr."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._tail: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
         self._process = subprocess.Popen(  # noqa: S603  the operator's order, authenticated by its token
             command,
             env=dict(environment),
@@ -80,22 +137,14 @@ class Torchrun:
             text=True,
             errors="replace",
         )
-        self._reader = threading.Thread(target=self._pass_on, name="stderr", daemon=True)
-        self._reader.start()
-
-    def _pass_on(self) -> None:
-        """Copies the ranks' stderr to ours, keeping the last lines for a message."""
         assert self._process.stderr is not None  # noqa: S101  it was asked for
-        for line in self._process.stderr:
-            sys.stderr.write(line)
-            sys.stderr.flush()
-            self._tail.append(line.rstrip())
+        self._tail = Tail(self._process.stderr)
 
     def exit_code(self) -> int | None:
         """The exit code, or None while torchrun runs."""
         code = self._process.poll()
         if code is not None:
-            self._reader.join(timeout=1.0)
+            self._tail.settle()
         return code
 
     def terminate(self) -> None:
@@ -103,38 +152,13 @@ class Torchrun:
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
 
-    def kill(self) -> None:
-        """Kills torchrun and every descendant of this agent at once, and waits until they are gone.
-
-        Raises:
-            RuntimeError: some are still there after ten seconds; only an uninterruptible wait in the kernel explains it.
-        """
-        deadline_seconds = time.monotonic() + _KILL_PATIENCE_SECONDS
-        while remaining := descendants(os.getpid()):
-            for pid in remaining:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            self._process.poll()
-            if time.monotonic() > deadline_seconds:
-                raise RuntimeError(f"processes {remaining} cannot be killed")
-            time.sleep(0.01)
+    def kill(self, spared: int | None = None) -> None:
+        """Kills torchrun and every descendant of this agent but `spared` at once; raises as `kill_descendants`."""
+        kill_descendants(spared)
         self._process.wait()
-        self._reap_adopted()
-        self._reader.join(timeout=1.0)
-
-    def _reap_adopted(self) -> None:
-        """Takes the exit codes of orphans that this agent adopted; torchrun's own stays with its Popen."""
-        for pid, (parent, state) in _processes().items():
-            if parent == os.getpid() and state == "Z" and pid != self._process.pid:
-                with contextlib.suppress(ChildProcessError):
-                    os.waitpid(pid, os.WNOHANG)
+        reap_adopted(self._process.pid, spared)
+        self._tail.settle()
 
     def last_error(self) -> str:
-        """The last lines that the ranks wrote before torchrun's own summary, and torchrun's verdict; bounded."""
-        lines = list(self._tail)
-        verdict = next((i for i, line in enumerate(lines) if _TORCHRUN_VERDICT.search(line)), None)
-        if verdict is not None:
-            found = _TORCHRUN_VERDICT.search(lines[verdict])
-            ending = f"a rank exited with {found.group(1) if found else 'an error'}"
-            lines = [*[line for line in lines[:verdict] if line.strip()][-_MESSAGE_LINES:], ending]
-        return "\n".join(lines[-_MESSAGE_LINES - 1 :])[-_MESSAGE_CHARACTERS:]
+        """See `Tail.last_error`."""
+        return self._tail.last_error()

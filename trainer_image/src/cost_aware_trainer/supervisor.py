@@ -6,7 +6,6 @@ import dataclasses
 import logging
 import os
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -36,16 +35,12 @@ from cost_aware_trainer.contract import (
     RunResult,
     rendezvous_port,
 )
+from cost_aware_trainer.launching import ForkedTorchrun, Launcher, torchrun_command
 from cost_aware_trainer.processes import Torchrun
 
 logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.05
-_RENDEZVOUS_TIMEOUT_SECONDS = 180
-_OWN_PROGRAM_TIMEOUT_SECONDS = 40
-"""How long torchrun gives a user's own program to end after SIGTERM; within the agent's own grace."""
-_SHUTDOWN_TIMEOUT_SECONDS = 5
-"""How long torchrun lets the peers of a failed rank live; they can do nothing useful in that time."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +54,8 @@ class AgentSettings:
     linger_seconds: float
     reconfigure_seconds: float = 120.0
     """How long running ranks may take to go on under another plan, the step that they are in included."""
+    warm_up_after_seconds: float = 30.0
+    """When the fork server is started, counted from the first attempt's start; negative: never."""
     rendezvous_port: int | None = None
     """For tests on one host; otherwise each attempt has its own port."""
 
@@ -76,30 +73,6 @@ def write_atomically(path: Path, text: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
     partial.write_text(text)
     partial.replace(path)
-
-
-def torchrun_command(order: RunOrder, index: int, port: int) -> list[str]:
-    """The command that runs an order on the node of this index.
-
-    The static rendezvous is used because it alone makes the node's rank the pod's index (c10d numbers nodes by arrival
-    and address), so that rank 0 lives in pod 0, where its metrics and results are looked for.
-    """
-    return [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes={order.nodes}",
-        f"--nproc-per-node={order.ranks_per_node}",
-        f"--node-rank={index}",
-        "--rdzv-backend=static",
-        f"--master-addr={order.rendezvous_host}",
-        f"--master-port={port}",
-        f"--rdzv-id={order.job}-{order.attempt}",
-        f"--rdzv-conf=timeout={_RENDEZVOUS_TIMEOUT_SECONDS}",
-        f"--shutdown-timeout={_SHUTDOWN_TIMEOUT_SECONDS if order.plan is not None else _OWN_PROGRAM_TIMEOUT_SECONDS}",
-        "--max-restarts=0",
-        *order.entry,
-    ]
 
 
 def can_follow_in_process(running: RunOrder, order: RunOrder) -> bool:
@@ -144,7 +117,8 @@ class Supervisor:
         self._is_new = False
         self._is_released = False
         self._is_terminating = False
-        self._torchrun: Torchrun | None = None
+        self._torchrun: Torchrun | ForkedTorchrun | None = None
+        self._launcher = Launcher(settings.warm_up_after_seconds)
         self._stop_deadline_seconds: float | None = None
         self._completed_at_seconds = 0.0
 
@@ -215,6 +189,7 @@ class Supervisor:
             self._watch_reconfiguration()
             self._watch_drain()
             self._note_end()
+            self._launcher.warm_up()
             exit_code = self._terminated() if self._is_terminating else self._lingered()
             if exit_code is not None:
                 self._kill()
@@ -258,7 +233,8 @@ class Supervisor:
         environment = self._write_attempt(order, self._attempt_folder(order))
         port = self._settings.rendezvous_port or rendezvous_port(order.attempt)
         logger.info("attempt %d: starting %d ranks of %d nodes", order.attempt, order.ranks_per_node, order.nodes)
-        self._torchrun = Torchrun(torchrun_command(order, self._settings.index, port), environment)
+        command = torchrun_command(order, self._settings.index, port)
+        self._torchrun = self._launcher.start(order, command, environment)
 
     def _hand_over(self, order: RunOrder) -> None:
         """Tells ranks that run to go on under another plan; if they do not, they are started anew."""
@@ -334,7 +310,7 @@ class Supervisor:
             return
         ended, self._torchrun = self._torchrun, None
         # A torchrun that was killed from outside leaves ranks behind.
-        ended.kill()
+        ended.kill(self._launcher.spared)
         phase, message, result = self._verdict(code, ended)
         is_reconfiguring, self._reconfigure_deadline_seconds = self._reconfigure_deadline_seconds is not None, None
         if is_reconfiguring and phase is AgentPhase.FAILED and not self._is_terminating:
@@ -348,7 +324,7 @@ class Supervisor:
         if phase is AgentPhase.COMPLETED:
             self._completed_at_seconds = time.monotonic()
 
-    def _verdict(self, code: int, ended: Torchrun) -> tuple[AgentPhase, str, RunResult | None]:
+    def _verdict(self, code: int, ended: Torchrun | ForkedTorchrun) -> tuple[AgentPhase, str, RunResult | None]:
         """What an exit code and the ranks' result, if they left one, amount to."""
         assert self._order is not None  # noqa: S101  torchrun ran for one
         path = self._running_folder() / "result.json"
@@ -389,7 +365,7 @@ class Supervisor:
 
     def _kill(self) -> None:
         if self._torchrun is not None:
-            self._torchrun.kill()
+            self._torchrun.kill(self._launcher.spared)
             self._torchrun = None
 
     def _set(self, *, attempt: int, phase: AgentPhase, message: str = "", result: RunResult | None = None) -> None:
