@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from cost_aware_trainer.checkpoint import Checkpointer, CheckpointError, Progress
 from cost_aware_trainer.collectives import Ranks, Rendezvous, StepVote, combine, combine_bytes, disconnect
 from cost_aware_trainer.contract import EXIT_INVALID, AgentPhase, CheckpointPlan, Metric, Phase, RunResult
-from cost_aware_trainer.gradients import DataSum
-from cost_aware_trainer.layout import Coordinates
+from cost_aware_trainer.gradients import DataSum, Held
+from cost_aware_trainer.layout import Box, Coordinates
 from cost_aware_trainer.manifests import RunFacts
 from cost_aware_trainer.mesh import Mesh
 from cost_aware_trainer.metrics import RankMetrics, peak_memory_bytes
@@ -158,10 +158,17 @@ class TrainingSession:
         self.model.to(self.ranks.device)
         self._data_sum = DataSum(self._mesh, self._micro_batches)
         if self.ranks.size > 1:
-            self._data_sum.watch([parameter for parameter in self.model.parameters() if parameter.requires_grad])
+            self._data_sum.watch([held for held in self._held() if held.parameter.requires_grad])
         self._metrics = RankMetrics(self.ranks.rank)
         self._metrics.serve(self.ranks.local_rank)
         self._log = StepsLog(self._folder / "steps.jsonl" if self.ranks.is_first else None)
+
+    def _held(self) -> list[Held]:
+        """The model's parameters, each whole on every rank."""
+        return [
+            Held(name, parameter, Box((0,) * parameter.ndim, tuple(parameter.shape)), is_copy=False)
+            for name, parameter in self.model.named_parameters()
+        ]
 
     def _resume(self) -> None:
         """Fills model and optimizer from the newest good checkpoint, or makes all ranks begin with rank 0's weights."""
