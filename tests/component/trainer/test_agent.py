@@ -298,6 +298,8 @@ def test_later_attempts_are_forked_from_a_server_that_has_pytorch_and_end_as_if_
     os.kill(server[0], signal.SIGKILL)
     server_file = Path(f"/proc/{server[0]}/cmdline")
     agent.wait_until(lambda: not server_file.exists() or not server_file.read_bytes())
+    # An exiting process shows no command line a little before its parent can learn of its end.
+    time.sleep(2)
     assert agent.send("/order", order_of(agent, 3, entry, plan, ranks_per_node=2)) == 202
     status = agent.wait_for(AgentPhase.COMPLETED, timeout=240)
     assert status.result == undisturbed.result
