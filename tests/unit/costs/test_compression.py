@@ -30,7 +30,7 @@ def test_bytes_are_the_seed_s_ratios_and_the_scales() -> None:
     assert sent[Compression.NONE] == pytest.approx(whole)
     assert sent[Compression.BF16] == pytest.approx(whole / 2)
     assert sent[Compression.INT8] == pytest.approx(whole / 4 * (1 + 2 / 256))
-    assert sent[Compression.INT4] == pytest.approx(whole / 8 * (1 + 4 / 256))
+    assert sent[Compression.INT4] == pytest.approx(whole / 8 * (1 + 4 / 32))
 
 
 def test_a_billion_gradients_take_about_seven_milliseconds_to_quantise_on_an_a100() -> None:

@@ -21,8 +21,8 @@ from cost_aware_operator.costs.parameters import FITTED
 
 SCALE_BYTES = 2.0
 """One bf16 scale a block."""
-BLOCK = 256
-"""Elements that share a scale."""
+BLOCKS = {8: 256, 4: 32}
+"""Elements that share a scale, by bits, as the trainer quantises: four bits need a scale for fewer."""
 MOST_ELEMENTS = 10**14
 
 
@@ -82,24 +82,26 @@ class GradientCompressor:
     Args:
         accelerator: whose memory bandwidth bounds quantisation.
         memory_efficiency: share of that bandwidth that memory-bound kernels reach.
-        block: elements that share a scale.
+        block: elements that share a scale; by the trainer's `BLOCKS` if absent.
 
     Raises:
         AnalysisError: a share or a count out of range.
     """
 
-    def __init__(self, accelerator: Accelerator, memory_efficiency: float = FITTED.memory, block: int = BLOCK) -> None:
+    def __init__(
+        self, accelerator: Accelerator, memory_efficiency: float = FITTED.memory, block: int | None = None
+    ) -> None:
         share("memory_efficiency", positive("memory_efficiency", memory_efficiency))
         positive("memory_gbytes_per_s", accelerator.memory_gbytes_per_s, 1e6)
         self._bytes_per_second = accelerator.memory_gbytes_per_s * 1e9 * memory_efficiency
-        self._block = count("block", block, 8, 2**20)
+        self._block = None if block is None else count("block", block, 8, 2**20)
 
     def element_bytes(self, compression: Compression, gradient_bytes: float = 4.0) -> float:
         """Bytes of one element on the wire, with its part of a scale."""
         bits = BITS.get(compression)
         if bits is None:
             return gradient_bytes
-        return bits / 8 + (0.0 if compression is Compression.BF16 else SCALE_BYTES / self._block)
+        return bits / 8 + (0.0 if bits not in BLOCKS else SCALE_BYTES / (self._block or BLOCKS[bits]))
 
     def quantise_seconds(
         self,
