@@ -46,8 +46,9 @@ def test_ten_random_changes_leave_the_samples_as_they_are_in_about_a_second_each
         sum(step["reconfiguration_seconds"].values()) for step in run["steps"] if "reconfiguration_seconds" in step
     ]
     assert len(seconds) == 10
-    # Each process group has threads; those of ten former layouts would be a hundred.
-    assert run["threads"] < 40
+    # Each process group has threads; those of ten former layouts would be a hundred. The pool's own, after whatever ran in it
+    # before, are about forty.
+    assert run["threads"] < 70
     # On an idle machine of two cores about 0.3 s; the bound leaves room for a busy one.
     assert statistics.median(seconds) < 3, seconds
 
