@@ -101,6 +101,12 @@ def summary(key: JobKey, status: JobStatus) -> str:
     if status.plan is not None:
         lines.append(f"  plan            {status.plan.degrees} (data x tensor x pipeline) on {status.plan.nodes} nodes")
     lines.append(f"  attempts        {status.attempt}")
+    for change in status.adjustments:
+        realised = f", ${change.realised_savings_usd:,.4g} realised" if change.realised_savings_usd is not None else ""
+        lines.append(
+            f"  {change.kind.lower():<15} {change.from_} -> {change.to}: ${change.predicted_savings_usd:,.4g} predicted{realised} "
+            f"({change.outcome})"
+        )
     if status.start_time is not None and status.completion_time is not None:
         lines.append(
             f"  duration        {(status.completion_time - status.start_time).total_seconds():.0f} s from the first attempt"
