@@ -90,6 +90,7 @@ CONDITIONS = (
     ("Failed", "True", "InvalidRun", "The ranks said that the run can never work: data, checkpoint folder or plan."),
     ("Failed", "True", "RestartsExhausted", "Five attempts in a row, the last one included, ended without a new checkpoint."),
     ("Failed", "True", "StartupDeadlineExceeded", "The first pods were not all up within `startupDeadlineSeconds`."),
+    ("BudgetExhausted", "False", "NearlySpent", "More than four fifths of the budget are spent."),
     ("Failed", "True", "BudgetExhausted", "The budget is spent and `budget.onExhausted` is `Fail`."),
     ("any of the last four", "False", "Resumed", "It was true before and is no longer."),
 )  # fmt: skip

@@ -164,6 +164,15 @@ def test_a_spent_budget_suspends_or_fails_as_the_manifest_says() -> None:
     assert failed.status.state is JobState.FAILED
 
 
+@pytest.mark.parametrize(("total", "warned"), [(7.0, False), (6.0, True)])
+def test_a_budget_that_runs_out_is_told_before_it_is_spent(total: float, warned: bool) -> None:
+    decision = decide(running(given=job(budget={"totalUSD": total}), record=SPENT))
+    assert decision.want_pods
+    found = [c for c in decision.status.conditions if c.type is ConditionType.BUDGET_EXHAUSTED]
+    assert [c.reason for c in found] == (["NearlySpent"] if warned else [])
+    assert any(e.warning and e.reason == "NearlySpent" for e in decision.events) is warned
+
+
 def test_completion_is_recorded_before_pods_are_let_go() -> None:
     decision = decide(running(agents=DONE))
     assert decision.record.ended_at is not None

@@ -28,6 +28,9 @@ from cost_aware_operator.control.money import price_of
 from cost_aware_operator.observing.samples import WEIGHT_MOVING, Observation, observe
 from cost_aware_operator.planning.plan import Plan
 
+WARNED_SHARE = 0.8
+"""Of the budget, beyond which it is told that the rest is running out."""
+
 
 class Outcome(StrEnum):
     """What a job is doing, as decided; the value is the reason of the condition Running."""
@@ -239,9 +242,21 @@ def _ends(facts: Facts, situation: Situation) -> list[Row]:
     for kind in _TOLD_ONLY_WHEN_TRUE:
         if kind in now_true:
             rows.append((kind, ConditionStatus.TRUE, *now_true[kind]))
+        elif kind is ConditionType.BUDGET_EXHAUSTED and (nearly := _nearly_spent(facts)):
+            rows.append((kind, ConditionStatus.FALSE, "NearlySpent", nearly))
         elif (before := find(facts.job.status.conditions, kind)) is not None and before.status is ConditionStatus.TRUE:
             rows.append((kind, ConditionStatus.FALSE, "Resumed", "no longer so"))
     return rows
+
+
+def _nearly_spent(facts: Facts) -> str:
+    """What to say when most of the budget is gone and the run goes on; empty before."""
+    budget = facts.job.spec.budget
+    total = budget.total_usd if budget is not None else None
+    accrued = facts.record.ledger.accrued_usd
+    if total is None or facts.record.ended_at is not None or accrued < WARNED_SHARE * total:
+        return ""
+    return f"more than {WARNED_SHARE:.0%} of spec.budget.totalUSD (${total:,.2f}) is spent; at 100 % the run checkpoints and stops"
 
 
 def _events(old: tuple[Condition, ...], new: tuple[Condition, ...]) -> tuple[Event, ...]:
@@ -255,7 +270,7 @@ def _events(old: tuple[Condition, ...], new: tuple[Condition, ...]) -> tuple[Eve
             continue
         holds = condition.status is ConditionStatus.TRUE
         warning = (holds and condition.type in _BAD_WHEN_TRUE) or (not holds and condition.type in _BAD_WHEN_FALSE)
-        warning = warning or condition.reason == "ImagePullFailing"
+        warning = warning or condition.reason in ("ImagePullFailing", "NearlySpent")
         events.append(
             Event(warning, condition.reason, f"{condition.type.value}={condition.status.value}: {condition.message}")
         )
