@@ -37,7 +37,9 @@ def test_a_model_that_cannot_fit(space: Space) -> None:
 
 
 def test_a_batch_that_no_node_count_divides(space: Space) -> None:
-    message = refused(space, "indivisible", "BatchNotDivisible", batch={"global": 7}, nodes={"min": 2, "max": 2})
+    degrees = {"tensor": 1, "pipeline": 1}
+    nodes = {"min": 2, "max": 2}
+    message = refused(space, "indivisible", "BatchNotDivisible", batch={"global": 7}, nodes=nodes, parallelism=degrees)
     assert "spec.batch.global" in message
     assert "write 8" in message
 

@@ -50,6 +50,16 @@ def test_a_batch_that_nothing_divides_is_refused_with_the_nearest_one() -> None:
     assert "write 32" in refusal.message
 
 
+def test_a_batch_that_no_replicas_divide_is_refused_where_the_model_may_not_be_split() -> None:
+    refusal = plan_of(batch={"global": 7}, parallelism={"tensor": 1, "pipeline": 1})
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "BatchNotDivisible"
+    assert "write 8" in refusal.message
+    split = plan_of(batch={"global": 7})
+    assert isinstance(split, Plan)
+    assert split.tensor * split.pipeline == 2
+
+
 def test_an_unknown_instance_type_is_refused_with_similar_names() -> None:
     refusal = plan_of(nodes={"instanceTypes": ["p3.2xlrge"]})
     assert isinstance(refusal, Refusal)

@@ -383,13 +383,15 @@ def _check_degrees(given: PlanInput) -> Refusal | None:
 def _check_batch(given: PlanInput) -> Refusal | None:
     spec = given.spec
     degrees = spec.parallelism
-    fixed = not _abilities(spec).splits_model
-    unit_of_data = degrees.data if degrees is not None and degrees.data is not None else None
+    tensor, pipeline = (degrees.tensor, degrees.pipeline) if degrees is not None else (None, None)
+    fixed = not _abilities(spec).splits_model or (tensor is not None and pipeline is not None)
+    data = degrees.data if degrees is not None else None
     micro = spec.batch.micro or 1
-    if _node_counts(given) or (not fixed and unit_of_data is None and spec.batch.global_ % micro == 0):
+    if _node_counts(given) or (not fixed and data is None and spec.batch.global_ % micro == 0):
         return None
     ranks = ranks_per_node_of(spec, given.default_resources)
-    unit = (unit_of_data or spec.nodes.min * ranks) * micro
+    replicas = data or max(1, spec.nodes.min * ranks // ((tensor or 1) * (pipeline or 1)))
+    unit = replicas * micro
     if spec.batch.global_ % unit == 0 and not fixed:
         return None
     nearest = max(unit, round(spec.batch.global_ / unit) * unit)
