@@ -75,6 +75,19 @@ def free_port():
         return listener.getsockname()[1]
 
 
+def free_ports(count):
+    """The first of so many free ports in a row, below those that the kernel gives to connections: the ranks' own would take them."""
+    while True:
+        first = random.randrange(20_000, 32_000 - count)
+        try:
+            for port in range(first, first + count):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", port))
+        except OSError:
+            continue
+        return first
+
+
 @pytest.fixture(scope="session")
 def forkserver():
     context = multiprocessing.get_context("forkserver")
@@ -88,7 +101,7 @@ class Run:
     def __init__(self, context, folder, plan, world, environment):
         folder.mkdir(parents=True)
         self.folder, self.port = folder, free_port()
-        self.metrics_port = free_port()
+        self.metrics_port = free_ports(world)
         (folder / "plan.json").write_text(plan.to_json())
         arguments = ["--plan", str(folder / "plan.json"), "--steps-log", str(folder / "steps.jsonl")]
         shared = {
