@@ -27,10 +27,9 @@ def submitted(space: Space, name: str, nodes: dict[str, Any], degrees: dict[str,
     document = manifest(
         name,
         model=MODEL,
-        batch={"global": 8},
         nodes={**nodes, **PRICED},
         parallelism=degrees,
-        **({"trainer": {"config": {"steps": 500}}, "efficiency": QUICK} | spec),
+        **({"batch": {"global": 8}, "trainer": {"config": {"steps": 500}}, "efficiency": QUICK} | spec),
     )
     space.submit(document)
     return document
@@ -58,7 +57,9 @@ def test_too_many_nodes_on_a_slow_link_become_fewer(space: Space, slow_link: Non
 
 
 def test_degrees_are_changed_under_living_pods_and_taken_back_if_that_was_wrong(space: Space) -> None:
-    document = submitted(space, "deep", {"min": 2, "max": 2}, {"data": 1, "tensor": 1, "pipeline": 2})
+    # two micro-batches over two stages: a third of the time is bubble, whatever the machine
+    bubbles = {"batch": {"global": 8, "micro": 4}}
+    document = submitted(space, "deep", {"min": 2, "max": 2}, {"data": 1, "tensor": 1, "pipeline": 2}, **bubbles)
     pods = space.wait("deep", lambda s: bool(s.get("adjustments")), 240, "a change of degrees") and space.pods("deep")
     status = space.wait_finished("deep", seconds=420)
     assert status["state"] == "Succeeded", status
@@ -67,8 +68,10 @@ def test_degrees_are_changed_under_living_pods_and_taken_back_if_that_was_wrong(
     assert first["from"].startswith("1x1x2 on 2 nodes")
     assert {p["metadata"]["uid"] for p in space.pods("deep")} == {p["metadata"]["uid"] for p in pods}, "the pods stay"
     assert first["outcome"] in ("Kept", "RolledBack")
-    kept = first["realisedSavingsUSD"] >= -0.02 * abs(first["predictedSavingsUSD"])
-    assert kept or first["outcome"] == "RolledBack", "what was worse is taken back"
+    last = status["adjustments"][-1]
+    assert status["plan"]["degrees"] == last["to"].split()[0], "the run ends under the plan of the last change"
+    if first["outcome"] == "RolledBack":
+        assert status["adjustments"][1]["to"] == first["from"], "what was worse is taken back"
     assert_exactly_once(space, "deep", document["spec"], status)
     closes(status)
 
@@ -88,3 +91,5 @@ def test_recommend_says_what_it_would_do_and_does_nothing(space: Space, slow_lin
     assert status["plan"]["nodes"] == 2
     assert status["attempt"] == 1
     assert status.get("adjustments", []) == []
+    # it would train on, beside whatever is tested next
+    space.cluster.run("delete", "catj", "advised", "-n", space.name)
