@@ -119,7 +119,7 @@ def test_kubectl_get_tells_the_story_in_a_line(run: Run) -> None:
 def test_kubectl_describe_tells_the_story_to_someone_who_has_read_nothing(run: Run) -> None:
     text = run.space.cluster.run("describe", "catj", JOB, "-n", run.space.name).stdout
     for said in (
-        "2 nodes (the fewest nodes that divide the batch and fit memory",
+        "least predicted dollars of those from 2 to 2 nodes that divide the batch and fit memory",
         "$3.06 a node-hour (aws list price, us-east-1, as of 2026-07-20)",
         "all 280 steps are done",
         "of the ranks' time moves the weights",
