@@ -60,6 +60,31 @@ def test_a_batch_that_no_replicas_divide_is_refused_where_the_model_may_not_be_s
     assert split.tensor * split.pipeline == 2
 
 
+def test_cpu_ranks_share_out_states_only_where_memory_asks_for_it() -> None:
+    model = {
+        "preset": None,
+        "layers": 8,
+        "hidden": 1024,
+        "heads": 8,
+        "kvHeads": 8,
+        "ffn": 4096,
+        "sequenceLength": 64,
+        "vocabulary": 256,
+    }
+    roomy, tight = (
+        plan_of(
+            model=model,
+            template={"resources": {"limits": {"memory": memory}}},
+            parallelism={"tensor": 1, "pipeline": 1},
+        )
+        for memory in ("8Gi", "2200Mi")
+    )
+    assert isinstance(roomy, Plan)
+    assert isinstance(tight, Plan)
+    assert roomy.sharding == "ddp"
+    assert tight.sharding != "ddp"
+
+
 def test_an_unknown_instance_type_is_refused_with_similar_names() -> None:
     refusal = plan_of(nodes={"instanceTypes": ["p3.2xlrge"]})
     assert isinstance(refusal, Refusal)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cost_aware_operator.api.spec import AllowedDegrees, CapacityType, JobSpec, ModelSpec, Objective
@@ -26,6 +26,8 @@ MEMORY_SHARE = 0.95
 """Of a rank's memory that is planned with: predicted peaks are off by 10 % on average."""
 CHECKPOINT_STORAGE = {"aws": "efs", "gcp": "pd-balanced"}
 """Rows of fees.csv for the volume that checkpoints lie on."""
+CPU_STATE_BYTES = 16.0
+"""A weight in fp32 with its gradient and both moments."""
 FREE_CPU_MEMORY_GIB = 1e6
 """Of a rank without a memory limit."""
 
@@ -94,7 +96,19 @@ def space_of(
     if offers is None:
         offers, paid = _offers(spec, prices, resources, notes)
     work = Work(shape, spec.batch.global_, steps or STEPS_WITHOUT_CONFIG, spec.checkpoint.keep)
-    return Space(work, offers, bounds_of(spec, abilities or Abilities()), spec.objective, paid, tuple(notes))
+    bounds = bounds_of(spec, abilities or Abilities())
+    if Sharding.DDP in bounds.shardings and all(_roomy_cpu(offer, shape) for offer in offers):
+        bounds = replace(bounds, shardings=(Sharding.DDP,))
+    return Space(work, offers, bounds, spec.objective, paid, tuple(notes))
+
+
+def _roomy_cpu(offer: Offer, shape: DecoderShape) -> bool:
+    """CPU ranks that hold all states in half of their memory need not share them out.
+
+    There gloo has no reduce-scatter, and gathering layer by layer costs more than the models, which know GPUs, say.
+    """
+    accelerator = offer.machine.accelerator
+    return accelerator.name == "CPU" and CPU_STATE_BYTES * shape.parameters / GIB < accelerator.memory_gib / 2
 
 
 def resources_of(spec: JobSpec, default: Mapping[str, Any] | None = None) -> dict[str, dict[str, str]]:
