@@ -56,26 +56,6 @@ def test_too_many_nodes_on_a_slow_link_become_fewer(space: Space, slow_link: Non
     closes(status)
 
 
-def test_degrees_are_changed_under_living_pods_and_taken_back_if_that_was_wrong(space: Space) -> None:
-    # two micro-batches over two stages: a third of the time is bubble, whatever the machine
-    bubbles = {"batch": {"global": 8, "micro": 4}}
-    document = submitted(space, "deep", {"min": 2, "max": 2}, {"data": 1, "tensor": 1, "pipeline": 2}, **bubbles)
-    pods = space.wait("deep", lambda s: bool(s.get("adjustments")), 240, "a change of degrees") and space.pods("deep")
-    status = space.wait_finished("deep", seconds=420)
-    assert status["state"] == "Succeeded", status
-    first = status["adjustments"][0]
-    assert first["kind"] == "Rebalance"
-    assert first["from"].startswith("1x1x2 on 2 nodes")
-    assert {p["metadata"]["uid"] for p in space.pods("deep")} == {p["metadata"]["uid"] for p in pods}, "the pods stay"
-    assert first["outcome"] in ("Kept", "RolledBack")
-    last = status["adjustments"][-1]
-    assert status["plan"]["degrees"] == last["to"].split()[0], "the run ends under the plan of the last change"
-    if first["outcome"] == "RolledBack":
-        assert status["adjustments"][1]["to"] == first["from"], "what was worse is taken back"
-    assert_exactly_once(space, "deep", document["spec"], status)
-    closes(status)
-
-
 def test_recommend_says_what_it_would_do_and_does_nothing(space: Space, slow_link: None) -> None:
     steps = {"config": {"steps": 100_000}}
     policy = {**QUICK, "policy": "Recommend"}
