@@ -152,11 +152,11 @@ def _promise(given: Situation) -> Verdict | None:
     last = given.changes[-1] if given.changes else None
     if last is None or last.is_rollback or last.outcome is not ChangeOutcome.CHECKING:
         return None
-    now = step_usd(given)
-    if now <= WORSE * last.before_step_usd or given.deadline_left_seconds is not None:
+    now, before = step_usd(given), last.before_at((given.hourly_usd or 0.0) / given.plan.nodes)
+    if now <= WORSE * before or given.deadline_left_seconds is not None:
         return None
     text = (
-        f"a step costs ${now:.3g} under {described(given.plan)}, more than the ${last.before_step_usd:.3g} before; "
+        f"a step costs ${now:.3g} under {described(given.plan)}, more than the ${before:.3g} before; "
         f"${last.predicted_step_usd:.3g} was predicted; going back to {described(last.origin)}"
     )
     return Verdict(Action.ROLL_BACK, "PromiseBroken", text, last.origin, last.before_step_usd, 0.0)

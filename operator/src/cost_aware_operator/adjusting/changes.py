@@ -56,11 +56,17 @@ class Change:
     predicted_savings_usd: float
     remaining_steps: int
     is_rollback: bool = False
+    before_node_usd: float | None = None
+    """Dollars an hour of one node when it was decided: what a price does since is not the plan's doing."""
     resumed_at: datetime | None = None
     realised_step_usd: float | None = None
     realised_savings_usd: float | None = None
     downtime_seconds: float | None = None
     outcome: ChangeOutcome = ChangeOutcome.IN_PROGRESS
+
+    def before_at(self, node_usd: float) -> float:
+        """Dollars of a step before the change, at another price of a node."""
+        return self.before_step_usd * (node_usd / self.before_node_usd if self.before_node_usd else 1.0)
 
     @property
     def is_open(self) -> bool:

@@ -50,6 +50,7 @@ class History:
             predicted_savings_usd=verdict.predicted_savings_usd or 0.0,
             remaining_steps=situation.remaining_steps,
             is_rollback=back,
+            before_node_usd=None if situation.hourly_usd is None else situation.hourly_usd / situation.plan.nodes,
         )
         return History((*judged.changes, change)[-KEPT:], judged.barred)
 
@@ -74,7 +75,8 @@ class History:
             return self
         realised = step_usd(situation)
         paid = (last.downtime_seconds or 0.0) * situation.hourly_usd / 3600
-        savings = last.remaining_steps * (last.before_step_usd - realised) - paid
+        before = last.before_at(situation.hourly_usd / situation.plan.nodes)
+        savings = last.remaining_steps * (before - realised) - paid
         return self._with_last(
             replace(last, realised_step_usd=realised, realised_savings_usd=savings, outcome=ChangeOutcome.KEPT)
         )
