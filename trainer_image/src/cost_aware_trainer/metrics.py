@@ -34,6 +34,7 @@ HELP = {
     Metric.STEPS: "Optimizer steps completed by this process.",
     Metric.TOKENS: "Tokens trained by this rank.",
     Metric.SAMPLES: "Samples trained by this rank.",
+    Metric.MODEL_FLOPS: "Floating-point operations that the model needs for what this rank trained; recomputation not counted.",
     Metric.LOSS: "Mean training loss of the last global batch, nats per token.",
     Metric.HELDOUT_LOSS: "Mean loss of the last held-out evaluation, nats per token.",
     Metric.GRADIENT_NORM: "Norm of the last gradient before clipping.",

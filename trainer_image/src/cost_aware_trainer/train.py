@@ -26,7 +26,7 @@ from cost_aware_trainer.contract import AgentPhase, Metric, Phase, Reconfigurati
 from cost_aware_trainer.data import Corpus, DataError
 from cost_aware_trainer.manifests import RunFacts
 from cost_aware_trainer.metrics import RankMetrics, peak_memory_bytes
-from cost_aware_trainer.models.decoder import parameter_shapes
+from cost_aware_trainer.models.decoder import model_flops_per_token, parameter_shapes
 from cost_aware_trainer.optimizer import learning_rate
 from cost_aware_trainer.phases import PhaseClock
 from cost_aware_trainer.prefetch import Prefetcher
@@ -103,6 +103,7 @@ class Trainer:
         self._corpus = open_corpus(plan, ranks)
         self._order = SampleOrder(self._corpus.windows, plan.seed)
         self._shapes = parameter_shapes(plan.model)
+        self._flops_per_token = model_flops_per_token(plan.model)
         self._arrangement = Arrangement(plan, ranks, self._shapes)
         self._prefetcher = Prefetcher(self._read_tokens)
         self._checkpointer = Checkpointer(plan.checkpoint, ranks, self._facts())
@@ -358,7 +359,9 @@ class Trainer:
             self._metrics.set(gauge, value)
         self._metrics.add(Metric.STEPS, 1)
         self._metrics.add(Metric.SAMPLES, samples)
-        self._metrics.add(Metric.TOKENS, samples * plan.model.sequence_length)
+        tokens = samples * plan.model.sequence_length
+        self._metrics.add(Metric.TOKENS, tokens)
+        self._metrics.add(Metric.MODEL_FLOPS, tokens * self._flops_per_token)
         self._metrics.add(Metric.COMMUNICATION_BYTES, sum(sent_bytes.values()))
         self._metrics.add_lap(lap)
         entry = {

@@ -232,3 +232,16 @@ def parameter_shapes(model: ModelPlan) -> dict[str, tuple[int, ...]]:
     with torch.device("meta"):
         decoder = Decoder(*whole(model))
     return {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
+
+
+def model_flops_per_token(model: ModelPlan) -> float:
+    """Floating-point operations that one trained token needs, forward and backward, as the MFU of 2204.02311 counts them.
+
+    6 for each weight that is multiplied with (the embedding's lookup is none, the head is one), and 12 × layers × hidden ×
+    sequence length for attention, of which causality is not subtracted; recomputation does not count.
+    """
+    shapes = parameter_shapes(model)
+    multiplied = sum(math.prod(shape) for name, shape in shapes.items() if len(shape) > 1 and "embedding" not in name)
+    if model.tied_embeddings:
+        multiplied += model.vocabulary * model.hidden
+    return 6.0 * multiplied + 12.0 * model.layers * model.hidden * model.sequence_length
