@@ -164,17 +164,17 @@ def test_unusable_folders_are_invalid_on_every_rank(make_plan, start_run, change
 
 
 def test_the_phases_of_a_step_add_up_to_its_wall_time(make_plan, start_run):
-    run = start_run(make_plan("w", data=2, steps=80, interval_seconds=0.2))
+    # Long enough that 2 % is far more than an observer on a busy machine is late in seeing a line.
+    run = start_run(make_plan("w", data=2, steps=410, interval_seconds=0.2))
     run.wait_for_step(1)
     started, first = time.monotonic(), run.steps[-1]["step"]
-    run.wait_for_step(70)
+    run.wait_for_step(400)
     seconds, last = time.monotonic() - started, run.steps[-1]["step"]
     assert set(run.wait()) == {0}, run.output
     ratios = [sum(step["seconds"].values()) / step["step_seconds"] for step in run.steps]
     assert statistics.median(ratios) == pytest.approx(1, abs=0.02)
     measured = [sum(step["seconds"].values()) for step in run.steps if first < step["step"] <= last]
-    # The observer's own clock, with its polling interval of 5 ms on both sides and the slack of a busy machine.
-    assert sum(measured) == pytest.approx(seconds, rel=0.02, abs=0.05)
+    assert sum(measured) == pytest.approx(seconds, rel=0.02)
     assert all(step["seconds"]["communication"] > 0 for step in run.steps)
 
 
