@@ -79,7 +79,15 @@ class Agent:
             time.sleep(0.02)
 
     def wait_for(self, phase, timeout=60):
-        self.wait_until(lambda: self.status.phase is phase, timeout)
+        """Waits for a phase; one that ends the attempt otherwise fails at once, with the agent's own words."""
+
+        def reached():
+            status = self.status
+            ended = status.phase in (AgentPhase.FAILED, AgentPhase.INVALID) and status.phase is not phase
+            assert not ended, (status, (self.folder / "agent.log").read_text())
+            return status.phase is phase
+
+        self.wait_until(reached, timeout)
         return self.status
 
     def close(self):
