@@ -16,6 +16,8 @@ import sys
 import traceback
 from typing import Any
 
+ENDED_MARK = "\x1ecatj-launch-ended "
+"""Written to standard error, with the launch's number, behind all that a launch wrote there; no program writes it by chance."""
 PRELOADED = (
     "torch.distributed.run",
     "torch.distributed.launcher.api",
@@ -90,7 +92,9 @@ def main() -> int:
         print(json.dumps({"ready": True}), file=answers)
         for line in sys.stdin:
             order = json.loads(line)
-            print(json.dumps({"launch": order["launch"], "code": launch(order)}), file=answers)
+            code = launch(order)
+            print(f"{ENDED_MARK}{order['launch']}", file=sys.stderr, flush=True)
+            print(json.dumps({"launch": order["launch"], "code": code}), file=answers)
     return 0
 
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cost_aware_trainer.contract import RunOrder
+from cost_aware_trainer.forkserver import ENDED_MARK
 from cost_aware_trainer.processes import Tail, Torchrun, kill_descendants, reap_adopted
 
 logger = logging.getLogger(__name__)
@@ -70,7 +71,7 @@ class ForkServer:
         )
         os.close(writing)
         assert self._process.stderr is not None  # noqa: S101  it was asked for
-        self.tail = Tail(self._process.stderr)
+        self.tail = Tail(self._process.stderr, ENDED_MARK)
         threading.Thread(target=self._listen, args=(reading,), name="fork-server", daemon=True).start()
 
     def _listen(self, descriptor: int) -> None:
@@ -135,7 +136,8 @@ class ForkedTorchrun:
             time.sleep(0.01)
 
     def last_error(self) -> str:
-        """See `processes.Tail.last_error`."""
+        """See `processes.Tail.last_error`; the code comes by another way than what was written, and may be here before it."""
+        self._server.tail.settle(str(self._launch))
         return self._server.tail.last_error()
 
 

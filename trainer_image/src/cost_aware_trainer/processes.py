@@ -25,7 +25,12 @@ _TAIL_LINES = 200
 _MESSAGE_LINES = 15
 _MESSAGE_CHARACTERS = 4000
 _KILL_PATIENCE_SECONDS = 10.0
+_SETTLE_SECONDS = 1.0
 _TORCHRUN_VERDICT = re.compile(r"elastic/multiprocessing/api\.py.*failed \(exitcode: (-?\d+)\)")
+_TORCHRUN_SUMMARY = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: \d+\)")
+_TERMINATED = str(-signal.SIGTERM)
+_NOISE = re.compile(r"^(nanobind: | - leaked | - \.\.\. skipped remainder|See https://nanobind)")
+"""What extension modules say of themselves when a process ends; it says nothing about why it does."""
 
 
 def adopt_orphans() -> None:
@@ -67,23 +72,46 @@ def _processes() -> dict[int, tuple[int, str]]:
 
 
 class Tail:
-    """Passes on what a child's ranks write to stderr, keeping the last lines for a message."""
+    """Passes on what a child's ranks write to stderr, keeping the last lines for a message.
 
-    def __init__(self, stream: Iterable[str]) -> None:
+    A text that begins with `mark` is not passed on: it says that everything before it has been read; see `settle`.
+    """
+
+    def __init__(self, stream: Iterable[str], mark: str | None = None) -> None:
         self._lines: collections.deque[str] = collections.deque(maxlen=_TAIL_LINES)
-        self._stream = stream
+        self._stream, self._mark = stream, mark
+        self._marks: set[str] = set()
+        self._marked = threading.Condition()
         self._reader = threading.Thread(target=self._pass_on, name="stderr", daemon=True)
         self._reader.start()
 
     def _pass_on(self) -> None:
         for line in self._stream:
-            sys.stderr.write(line)
-            sys.stderr.flush()
-            self._lines.append(line.rstrip())
+            text = self._take_mark(line) if self._mark else line
+            if text:
+                sys.stderr.write(text)
+                sys.stderr.flush()
+                self._lines.append(text.rstrip())
+        with self._marked:
+            self._mark = None
+            self._marked.notify_all()
 
-    def settle(self) -> None:
-        """Gives the reader a second to take in what a child that has ended still wrote."""
-        self._reader.join(timeout=1.0)
+    def _take_mark(self, line: str) -> str:
+        """What stands before a mark, which may follow a line that was cut short."""
+        text, mark, rest = line.partition(self._mark or "")
+        if mark:
+            with self._marked:
+                self._marks.add(rest.strip())
+                self._marked.notify_all()
+        return text
+
+    def settle(self, mark: str = "") -> None:
+        """Gives the reader a second to take in what was written before `mark`, or before the child has ended."""
+        if mark:
+            with self._marked:
+                self._marked.wait_for(lambda: mark in self._marks or self._mark is None, _SETTLE_SECONDS)
+        else:
+            self._reader.join(_SETTLE_SECONDS)
 
     def clear(self) -> None:
         """Forgets what an earlier launch wrote."""
@@ -91,13 +119,30 @@ class Tail:
 
     def last_error(self) -> str:
         """The last lines that the ranks wrote before torchrun's own summary, and torchrun's verdict; bounded."""
-        lines = list(self._lines)
-        verdict = next((i for i, line in enumerate(lines) if _TORCHRUN_VERDICT.search(line)), None)
-        if verdict is not None:
-            found = _TORCHRUN_VERDICT.search(lines[verdict])
-            ending = f"a rank exited with {found.group(1) if found else 'an error'}"
-            lines = [*[line for line in lines[:verdict] if line.strip()][-_MESSAGE_LINES:], ending]
-        return "\n".join(lines[-_MESSAGE_LINES - 1 :])[-_MESSAGE_CHARACTERS:]
+        return last_error(self._lines)
+
+
+def last_error(lines: Iterable[str]) -> str:
+    """The message of a torchrun that failed, from the lines that it and its ranks wrote; see `Tail.last_error`."""
+    lines = [line for line in list(lines) if not _NOISE.match(line)]
+    verdict, code = next(
+        ((i, found.group(1)) for i, line in enumerate(lines) if (found := _TORCHRUN_VERDICT.search(line))), (None, "")
+    )
+    if verdict is not None:
+        if code == _TERMINATED:
+            code = _cause(lines[verdict:])
+        lines = [*[line for line in lines[:verdict] if line.strip()][-_MESSAGE_LINES:], f"a rank exited with {code}"]
+    return "\n".join(lines[-_MESSAGE_LINES - 1 :])[-_MESSAGE_CHARACTERS:]
+
+
+def _cause(summary: Iterable[str]) -> str:
+    """The exit code behind a verdict of SIGTERM.
+
+    torchrun terminates the peers of a rank that failed, and takes what ended within one second for simultaneous: its first
+    failure may then be one that it caused itself. The summary names them all.
+    """
+    codes = [found.group(1) for line in summary if (found := _TORCHRUN_SUMMARY.match(line))]
+    return next((code for code in codes if code != _TERMINATED), _TERMINATED)
 
 
 def kill_descendants(spared: int | None = None) -> None:
