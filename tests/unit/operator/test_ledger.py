@@ -57,6 +57,7 @@ def test_seconds_booked_after_an_end_that_was_told_late_are_taken_back() -> None
 def test_an_unknown_price_is_counted_as_unpriced_seconds_and_not_as_no_dollars() -> None:
     state = accrue(LedgerState(), [pod(price=None)], Progress(), at(50))
     assert (state.accrued_usd, state.unpriced_pod_seconds) == (0.0, pytest.approx(50))
+    assert state.seconds == {Cause.IDLE: pytest.approx(50)}
 
 
 def test_phases_divide_the_dollars_by_cause() -> None:
@@ -81,13 +82,14 @@ def test_a_new_attempt_s_counters_begin_at_zero() -> None:
     assert state.by_cause(Cause.PRODUCTIVE) == pytest.approx(0.060)
 
 
-def test_steps_that_are_trained_again_become_the_restart_s_dollars() -> None:
+def test_steps_that_are_trained_again_become_lost_work() -> None:
     first = pod(attempt=1, phase_seconds={Phase.COMPUTE: 100.0})
     state = accrue(LedgerState(), [first], Progress(attempt=1, step=100, resumed_step=0), at(100))
     second = pod(attempt=2, phase_seconds={Phase.COMPUTE: 0.0})
     state = accrue(state, [second], Progress(attempt=2, step=60, resumed_step=60), at(100))
-    assert state.by_cause(Cause.RESTART) == pytest.approx(0.040)
+    assert state.by_cause(Cause.LOST_WORK) == pytest.approx(0.040)
     assert state.by_cause(Cause.PRODUCTIVE) == pytest.approx(0.060)
+    assert state.goodput == pytest.approx(0.6)
     again = accrue(state, [second], Progress(attempt=2, step=60, resumed_step=60), at(100))
     assert again == state
 
@@ -178,3 +180,4 @@ def test_dollars_equal_pod_seconds_times_price_whatever_is_looked_at_when(
     assert state.pod_seconds == pytest.approx(truth, abs=1e-3)
     assert state.accrued_usd == pytest.approx(truth * 0.001, abs=1e-6)
     assert all(usd >= 0 for usd in state.usd.values())
+    assert sum(state.seconds.values()) == pytest.approx(truth, abs=1e-3)

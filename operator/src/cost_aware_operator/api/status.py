@@ -99,6 +99,19 @@ class AlternativeStatus(ApiModel):
     """What it is worse at."""
 
 
+class MeasuredStatus(ApiModel):
+    """What the ranks measure under the plan, and how far the prediction is off; errors are |predicted - measured| / measured."""
+
+    step_seconds: float
+    """Of one step on the rank that works longest, without checkpoints, evaluation and waiting for data, as predicted ones are."""
+    step_error: float | None = None
+    """Of the predicted step; absent where none was predicted."""
+    memory_gib: float | None = None
+    """The largest peak of a rank; on CPUs all that is resident."""
+    memory_error: float | None = None
+    """Of the predicted memory."""
+
+
 class PlanStatus(ApiModel):
     """The degrees in force."""
 
@@ -122,6 +135,8 @@ class PlanStatus(ApiModel):
     """Why this plan."""
     predicted: PredictedStatus
     """What it is expected to need."""
+    measured: MeasuredStatus | None = None
+    """What it does need, over the last scrapes; absent until then."""
     alternatives: Annotated[tuple[AlternativeStatus, ...], Field(max_length=5)] = ()
     """The runners-up, best first."""
 
@@ -166,6 +181,8 @@ class EfficiencyStatus(ApiModel):
     """Exposed sends between pipeline stages."""
     pipeline_bubble: float = 0.0
     """Waiting that the pipeline's schedule implies."""
+    straggler_wait: float = 0.0
+    """Waiting in collectives for a slower rank of the same pipeline stage."""
     data: float
     """Waiting for samples."""
     optimizer: float
@@ -174,6 +191,29 @@ class EfficiencyStatus(ApiModel):
     """Blocked by a checkpoint."""
     evaluation: float
     """Held-out evaluation."""
+    rank_tokens_per_second: float | None = None
+    """Tokens of a rank by the wall time of its steps."""
+    reference_tokens_per_second: float | None = None
+    """The same if it did nothing but compute and update; `current` is the one over the other."""
+    mfu: float | None = None
+    """Operations that the model needs over what the ranks could do at their peak; absent where no peak is listed (CPUs)."""
+
+
+class GoodputStatus(ApiModel):
+    """Shares of all paid pod-seconds since the start; they add up to 1. All but `productive` is badput."""
+
+    productive: float = 0.0
+    """Compute, optimizer and evaluation of steps that count: the goodput."""
+    communication: float = 0.0
+    """Exposed communication."""
+    checkpoint: float = 0.0
+    """Training blocked by checkpoints."""
+    restart: float = 0.0
+    """Launching and loading."""
+    lost_work: float = 0.0
+    """Steps that had to be trained again."""
+    idle: float = 0.0
+    """Waiting for peers, for data, for the pod's release; pipeline bubbles."""
 
 
 class CausesStatus(ApiModel):
@@ -186,7 +226,9 @@ class CausesStatus(ApiModel):
     checkpoint: float = 0.0
     """Training blocked by checkpoints."""
     restart: float = 0.0
-    """Launching, loading, and steps that had to be trained again."""
+    """Launching and loading."""
+    lost_work: float = 0.0
+    """Steps that had to be trained again."""
     idle: float = 0.0
     """Pods that neither trained nor restarted: waiting for peers, for data, for their release."""
 
@@ -266,6 +308,8 @@ class JobStatus(ApiModel):
     """How far the run is."""
     efficiency: EfficiencyStatus | None = None
     """Where the ranks' time goes."""
+    goodput: GoodputStatus | None = None
+    """Where all paid time went."""
     cost: CostStatus | None = None
     """What it cost so far."""
     conditions: Annotated[

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from cost_aware_operator.api.job import JobKey, TrainingJob
 from cost_aware_operator.control.decision import Decision
+from cost_aware_trainer.contract import Phase
 
 _JOB = ("namespace", "job")
 
@@ -29,10 +30,20 @@ class Telemetry:
         self._speed = Gauge("catj_tokens_per_second", "Tokens trained a second", _JOB, registry=registry)
         self._usd = Gauge("catj_cost_usd", "Dollars accrued, by cause", (*_JOB, "cause"), registry=registry)
         self._hourly = Gauge("catj_hourly_usd", "Dollars an hour of the pods that are up", _JOB, registry=registry)
+        self._mfu = Gauge("catj_mfu_ratio", "Operations the model needs over the ranks' peak", _JOB, registry=registry)
+        self._paid = Gauge(
+            "catj_paid_time_share_ratio", "Share of all paid pod-seconds by cause", (*_JOB, "cause"), registry=registry
+        )
+        self._error = Gauge(
+            "catj_prediction_error_ratio",
+            "|predicted - measured| / measured of the plan in force, by figure",
+            (*_JOB, "figure"),
+            registry=registry,
+        )
         self._attempt = Gauge("catj_attempt", "Starts of the ranks", _JOB, registry=registry)
         self._gauges = (
             self._step, self._total_steps, self._loss, self._efficiency, self._share, self._speed, self._usd, self._hourly,
-            self._attempt,
+            self._mfu, self._paid, self._error, self._attempt,
         )  # fmt: skip
         self._reconciles = Counter("catj_operator_reconciles", "Reconciles by outcome", ("outcome",), registry=registry)
         self._seconds = Histogram("catj_operator_reconcile_seconds", "Duration of a reconcile", registry=registry)
@@ -64,14 +75,18 @@ class Telemetry:
                 self._loss.labels(*names).set(status.progress.loss)
         if status.efficiency is not None:
             shares = status.efficiency.model_dump()
-            self._efficiency.labels(*names).set(shares.pop("current"))
-            for phase, share in shares.items():
-                self._share.labels(*names, phase).set(share)
+            self._efficiency.labels(*names).set(status.efficiency.current)
+            for phase in Phase:
+                self._share.labels(*names, phase).set(shares[phase])
+            _told(self._mfu, names, status.efficiency.mfu)
+        measured = status.plan.measured if status.plan is not None else None
+        _told(self._error, (*names, "step_seconds"), measured.step_error if measured is not None else None)
+        _told(self._error, (*names, "memory"), measured.memory_error if measured is not None else None)
+        if status.goodput is not None:
+            for cause, share in status.goodput.model_dump().items():
+                self._paid.labels(*names, cause).set(share)
         if status.cost is not None:
-            if status.cost.hourly_usd is not None:
-                self._hourly.labels(*names).set(status.cost.hourly_usd)
-            else:
-                self._hourly.remove_by_labels({"namespace": names[0], "job": names[1]})
+            _told(self._hourly, names, status.cost.hourly_usd)
             for cause, usd in status.cost.by_cause.model_dump().items():
                 self._usd.labels(*names, cause).set(usd)
 
@@ -79,3 +94,11 @@ class Telemetry:
         """A job is gone: so are its series."""
         for gauge in self._gauges:
             gauge.remove_by_labels({"namespace": key.namespace, "job": key.name})
+
+
+def _told(gauge: Gauge, labels: tuple[str, ...], value: float | None) -> None:
+    """Sets a series, or takes it away where the figure is not known: never a zero in its stead."""
+    if value is not None:
+        gauge.labels(*labels).set(value)
+    else:
+        gauge.remove(*labels)

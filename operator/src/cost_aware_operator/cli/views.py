@@ -80,7 +80,15 @@ def live(key: JobKey, status: JobStatus) -> RenderableType:
         table.add_row(
             "efficiency",
             f"{e.current:.0%}",
-            f"communication {e.communication:.0%}, data {e.data:.0%}, checkpoint {e.checkpoint:.0%}, evaluation {e.evaluation:.0%}",
+            f"communication {e.communication:.0%}, data {e.data:.0%}, checkpoint {e.checkpoint:.0%}, evaluation {e.evaluation:.0%}"
+            + (f", MFU {e.mfu:.0%}" if e.mfu is not None else ""),
+        )
+    if status.goodput is not None:
+        g = status.goodput
+        table.add_row(
+            "goodput",
+            f"{g.productive:.0%}",
+            f"of all paid time; restarts {g.restart:.0%}, lost work {g.lost_work:.0%}, idle {g.idle:.0%}",
         )
     if cost is not None:
         projected = f", {_number(cost.projected_usd, ',.4f')} projected" if cost.projected_usd is not None else ""

@@ -26,7 +26,7 @@ START_SECONDS = 300.0
 """From the order of a change to its first step; a change that takes longer has failed."""
 MODELLED = (
     Phase.COMPUTE, Phase.OPTIMIZER, Phase.COMMUNICATION, Phase.TENSOR_COMMUNICATION, Phase.PIPELINE_COMMUNICATION,
-    Phase.PIPELINE_BUBBLE,
+    Phase.PIPELINE_BUBBLE, Phase.STRAGGLER_WAIT,
 )  # fmt: skip
 """What the cost models predict of a step; checkpoints, evaluation and waiting for data go on under every plan."""
 

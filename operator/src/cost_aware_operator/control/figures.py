@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from cost_aware_operator.adjusting.changes import Change, described
 from cost_aware_operator.api.status import (
     AdjustmentStatus,
@@ -9,16 +12,22 @@ from cost_aware_operator.api.status import (
     CausesStatus,
     CostStatus,
     EfficiencyStatus,
+    GoodputStatus,
+    MeasuredStatus,
     PlanStatus,
     PredictedStatus,
     ProgressStatus,
 )
+from cost_aware_operator.api.units import GIB
+from cost_aware_operator.control.adjust import window_of
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.money import current_samples, price_of
+from cost_aware_operator.costs.hardware import HardwareError, Precision
 from cost_aware_operator.ledger.ledger import Cause
 from cost_aware_operator.observing.samples import Observation
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.planning.presets import shape_of
+from cost_aware_operator.planning.space import machine_of, resources_of
 from cost_aware_trainer.contract import Phase
 
 
@@ -27,7 +36,7 @@ def _rounded(value: float) -> float:
     return float(f"{value:.4g}")
 
 
-def plan_status(plan: Plan) -> PlanStatus:
+def plan_status(plan: Plan, measured: MeasuredStatus | None = None) -> PlanStatus:
     """The plan as the status shows it."""
     return PlanStatus(
         data=plan.data,
@@ -47,6 +56,7 @@ def plan_status(plan: Plan) -> PlanStatus:
             hours=_rounded(plan.predicted.hours) if plan.predicted else None,
             total_usd=plan.predicted.total_usd if plan.predicted else None,
         ),
+        measured=measured,
         alternatives=tuple(
             AlternativeStatus(
                 degrees=a.degrees,
@@ -78,12 +88,78 @@ def adjustment_status(change: Change) -> AdjustmentStatus:
     )
 
 
-def efficiency_status(observation: Observation | None) -> EfficiencyStatus | None:
-    """Shares of the last scrapes."""
+def measured_status(facts: Facts, plan: Plan) -> MeasuredStatus | None:
+    """What the ranks measure under the plan in force, beside what was predicted; None until a step can be told."""
+    window = window_of(facts)
+    if window is None:
+        return None
+    seconds = window.measured.step_seconds
+    memory = max((s.memory_bytes for s in current_samples(facts)), default=0.0) / GIB
+    return MeasuredStatus(
+        step_seconds=_rounded(seconds),
+        step_error=_error(plan.predicted.step_seconds if plan.predicted is not None else None, seconds),
+        memory_gib=_rounded(memory) if memory > 0 else None,
+        memory_error=_error(plan.memory_gib, memory),
+    )
+
+
+def _error(predicted: float | None, measured: float) -> float | None:
+    """|predicted - measured| / measured."""
+    return None if predicted is None or measured <= 0 else round(abs(predicted - measured) / measured, 4)
+
+
+def efficiency_status(facts: Facts, plan: Plan | None, observation: Observation | None) -> EfficiencyStatus | None:
+    """Shares of the last scrapes, and the two rates whose ratio the efficiency is."""
     if observation is None:
         return None
     shares = {phase.value: round(observation.shares[phase], 4) for phase in Phase}
-    return EfficiencyStatus(current=round(observation.efficiency, 4), **shares)
+    peak = _peak_flops(facts, plan) if plan is not None and observation.flops_per_second > 0 else None
+    reference = observation.reference_tokens_per_second
+    return EfficiencyStatus(
+        current=round(observation.efficiency, 4),
+        rank_tokens_per_second=_rounded(observation.rank_tokens_per_second) if reference > 0 else None,
+        reference_tokens_per_second=_rounded(reference) if reference > 0 else None,
+        mfu=None if peak is None else round(observation.flops_per_second / peak, 4),
+        **shares,
+    )
+
+
+def _peak_flops(facts: Facts, plan: Plan) -> float | None:
+    """Dense operations a second of one rank's accelerator in the plan's precision, the mean over the pods' nodes.
+
+    None where a node's hardware is not known, and for CPUs: the peak listed for them is of no processor in particular.
+    """
+    only = plan.instance_types[0] if len(plan.instance_types) == 1 else None
+    types = set[str]()
+    for pod in facts.pods:
+        node = facts.nodes.get(pod.node or "")
+        kind = node.instance_type if node is not None else only
+        if kind is None:
+            return None
+        types.add(kind)
+    resources = resources_of(facts.job.spec, facts.defaults.resources)
+    peaks = [_peak(facts, kind, resources, plan) for kind in types]
+    known = [p for p in peaks if p is not None]
+    return sum(known) / len(known) if known and len(known) == len(peaks) else None
+
+
+def _peak(
+    facts: Facts, instance_type: str, resources: Mapping[str, Mapping[str, str]] | dict[str, Any], plan: Plan
+) -> float | None:
+    try:
+        accelerator = machine_of(facts.job.spec, instance_type, resources).accelerator
+        return None if accelerator.name == "CPU" else accelerator.peak(Precision(plan.precision)) * 1e12
+    except HardwareError:
+        return None
+
+
+def goodput_status(facts: Facts) -> GoodputStatus | None:
+    """Shares of all paid time by cause."""
+    seconds = facts.record.ledger.seconds
+    total = sum(seconds.values())
+    if total <= 0:
+        return None
+    return GoodputStatus(**{cause.value: round(seconds.get(cause, 0.0) / total, 4) for cause in Cause})
 
 
 def progress_status(facts: Facts, observation: Observation | None) -> ProgressStatus | None:

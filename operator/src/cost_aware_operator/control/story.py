@@ -21,6 +21,8 @@ from cost_aware_operator.control.figures import (
     adjustment_status,
     cost_status,
     efficiency_status,
+    goodput_status,
+    measured_status,
     plan_status,
     progress_status,
 )
@@ -103,10 +105,13 @@ def tell_story(facts: Facts, situation: Situation) -> tuple[JobStatus, tuple[Eve
         attempt=max(facts.record.attempt, old.attempt),
         start_time=facts.record.started_at,
         completion_time=facts.record.ended_at,
-        plan=plan_status(situation.plan) if situation.plan is not None else old.plan,
+        plan=plan_status(situation.plan, measured_status(facts, situation.plan))
+        if situation.plan is not None
+        else old.plan,
         adjustments=tuple(map(adjustment_status, facts.record.changes)),
         progress=progress,
-        efficiency=efficiency_status(observation) or old.efficiency,
+        efficiency=efficiency_status(facts, situation.plan, observation) or old.efficiency,
+        goodput=goodput_status(facts),
         cost=cost_status(facts, situation.plan, progress),
         conditions=conditions,
     )

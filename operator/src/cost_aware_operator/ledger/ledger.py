@@ -25,6 +25,7 @@ class Cause(StrEnum):
     COMMUNICATION = "communication"
     CHECKPOINT = "checkpoint"
     RESTART = "restart"
+    LOST_WORK = "lost_work"
     IDLE = "idle"
 
 
@@ -104,6 +105,7 @@ class LedgerState(_State):
     """The ledger of one job: what is booked, and the accounts of pods that exist."""
 
     usd: dict[Cause, float] = {}
+    seconds: dict[Cause, float] = {}
     transfer_usd: float = 0.0
     pod_seconds: float = 0.0
     unpriced_pod_seconds: float = 0.0
@@ -118,6 +120,12 @@ class LedgerState(_State):
         """The sum over all causes."""
         return sum(self.usd.values())
 
+    @property
+    def goodput(self) -> float | None:
+        """The productive share of all pod-seconds that were booked by cause; None before the first."""
+        booked = sum(self.seconds.values())
+        return self.seconds.get(Cause.PRODUCTIVE, 0.0) / booked if booked > 0 else None
+
     def by_cause(self, cause: Cause) -> float:
         """Dollars of one cause."""
         return self.usd.get(cause, 0.0)
@@ -128,10 +136,16 @@ class _Book:
     """Sums while one accrual is computed."""
 
     usd: dict[Cause, float]
+    seconds: dict[Cause, float]
     transfer_usd: float
     pod_seconds: float
     unpriced_pod_seconds: float
     accounts: list[PodAccount] = field(default_factory=list)
+
+    def book(self, cause: Cause, seconds: float, hourly_usd: float | None) -> None:
+        """Seconds of one pod that went to one cause."""
+        self.seconds[cause] = self.seconds.get(cause, 0.0) + seconds
+        self.usd[cause] = self.usd.get(cause, 0.0) + seconds * (hourly_usd or 0.0) / 3600.0
 
 
 def accrue(state: LedgerState, pods: Sequence[PodFacts], progress: Progress, now: datetime) -> LedgerState:
@@ -140,7 +154,9 @@ def accrue(state: LedgerState, pods: Sequence[PodFacts], progress: Progress, now
     Pods that exist in the state but not in `pods` are gone: their account ends where it was last accounted to, unless
     the replacement of the same index shows when they ended at the latest.
     """
-    book = _Book(dict(state.usd), state.transfer_usd, state.pod_seconds, state.unpriced_pod_seconds)
+    book = _Book(
+        dict(state.usd), dict(state.seconds), state.transfer_usd, state.pod_seconds, state.unpriced_pod_seconds
+    )
     known = {account.uid: account for account in state.accounts}
     crossing = _crossing_zones(pods)
     for pod in pods:
@@ -156,6 +172,7 @@ def accrue(state: LedgerState, pods: Sequence[PodFacts], progress: Progress, now
     stepped = max(0, progress.step - resumed - before) if progress.attempt >= max(state.attempt, 1) else 0
     return LedgerState(
         usd=book.usd,
+        seconds=book.seconds,
         transfer_usd=book.transfer_usd,
         pod_seconds=book.pod_seconds,
         unpriced_pod_seconds=book.unpriced_pod_seconds,
@@ -231,14 +248,11 @@ def _spend(
     book.pod_seconds += seconds
     if hourly_usd is None:
         book.unpriced_pod_seconds += seconds
-    usd_per_second = (hourly_usd or 0.0) / 3600.0
     available = sum(credit.values())
     share = min(1.0, seconds / available) if available > 0 else 0.0
     for phase, value in credit.items():
-        cause = CAUSE_OF_PHASE[phase]
-        book.usd[cause] = book.usd.get(cause, 0.0) + value * share * usd_per_second
-    unexplained = max(0.0, seconds - available)
-    book.usd[otherwise] = book.usd.get(otherwise, 0.0) + unexplained * usd_per_second
+        book.book(CAUSE_OF_PHASE[phase], value * share, hourly_usd)
+    book.book(otherwise, max(0.0, seconds - available), hourly_usd)
     return {phase: value * (1.0 - share) for phase, value in credit.items() if value * (1.0 - share) > 1e-9}
 
 
@@ -252,9 +266,10 @@ def _take_back(book: _Book, seconds: float, otherwise: Cause, hourly_usd: float 
     usd = seconds * (hourly_usd or 0.0) / 3600.0
     # no rank reported steps in that time, so it was booked as unexplained; the rest are for safety
     for cause in (otherwise, Cause.RESTART, Cause.IDLE, Cause.PRODUCTIVE, Cause.COMMUNICATION, Cause.CHECKPOINT):
-        part = min(usd, book.usd.get(cause, 0.0))
+        part, time = min(usd, book.usd.get(cause, 0.0)), min(seconds, book.seconds.get(cause, 0.0))
         book.usd[cause] = book.usd.get(cause, 0.0) - part
-        usd -= part
+        book.seconds[cause] = book.seconds.get(cause, 0.0) - time
+        usd, seconds = usd - part, seconds - time
 
 
 def _book_gone(book: _Book, account: PodAccount, pods: Sequence[PodFacts], now: datetime) -> None:
@@ -280,12 +295,13 @@ def _book_gone(book: _Book, account: PodAccount, pods: Sequence[PodFacts], now: 
 
 
 def _book_rework(book: _Book, state: LedgerState, progress: Progress) -> None:
-    """A new attempt that resumed before the last trained step makes the dollars of the steps between a restart's."""
+    """A new attempt that resumed before the last trained step makes the steps between lost work."""
     lost = state.trained_step - progress.resumed_step
     if progress.attempt <= state.attempt or lost <= 0 or state.trained_steps <= 0:
         return
     share = min(1.0, lost / state.trained_steps)
     for cause in (Cause.PRODUCTIVE, Cause.COMMUNICATION):
-        moved = book.usd.get(cause, 0.0) * share
-        book.usd[cause] = book.usd.get(cause, 0.0) - moved
-        book.usd[Cause.RESTART] = book.usd.get(Cause.RESTART, 0.0) + moved
+        for sums in (book.usd, book.seconds):
+            moved = sums.get(cause, 0.0) * share
+            sums[cause] = sums.get(cause, 0.0) - moved
+            sums[Cause.LOST_WORK] = sums.get(Cause.LOST_WORK, 0.0) + moved

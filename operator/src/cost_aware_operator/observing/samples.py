@@ -34,6 +34,7 @@ class RankSample:
     steps: float = 0.0
     tokens: float = 0.0
     step_seconds: float = 0.0
+    model_flops: float = 0.0
     communication_bytes: float = 0.0
     memory_bytes: float = 0.0
     loss: float | None = None
@@ -66,6 +67,13 @@ class Observation:
     """Of one step, by phase, on the rank that works longest: a slower one among them holds up all."""
     working_seconds: Mapping[int, float] = field(default_factory=dict)
     """Of one step, by rank: compute and optimizer."""
+    ranks: int = 1
+    rank_tokens_per_second: float = 0.0
+    """Of a rank, by the wall time of its steps."""
+    reference_tokens_per_second: float = 0.0
+    """Of a rank that did nothing but compute and update: its tokens over its working seconds, in the same steps."""
+    flops_per_second: float = 0.0
+    """Of a rank, by the clock: what the model needs, not what the hardware did."""
 
     @property
     def stragglers(self) -> tuple[int, ...]:
@@ -75,7 +83,10 @@ class Observation:
 
     @property
     def efficiency(self) -> float:
-        """The share of step time that moves the weights."""
+        """The share of step time that moves the weights.
+
+        That is throughput per rank over the reference throughput per rank: the tokens of both are the same and cancel.
+        """
         return sum(self.shares[phase] for phase in WEIGHT_MOVING)
 
 
@@ -104,6 +115,7 @@ def parse_rank(text: str) -> RankSample:
             steps=values.get(Metric.STEPS, 0.0),
             tokens=values.get(Metric.TOKENS, 0.0),
             step_seconds=values.get(Metric.STEP_SECONDS, 0.0),
+            model_flops=values.get(Metric.MODEL_FLOPS, 0.0),
             communication_bytes=values.get(Metric.COMMUNICATION_BYTES, 0.0),
             memory_bytes=values.get(Metric.MEMORY_BYTES, 0.0),
             loss=_finite(values.get(Metric.LOSS)),
@@ -153,6 +165,8 @@ def observe(scrapes: Sequence[Scrape]) -> Observation | None:
     }
     steps = {i: r.steps - before[i].steps for i, r in ranks.items()}
     working = {i: sum(by_rank[i][p] for p in WEIGHT_MOVING) / steps[i] for i in ranks if steps[i] > 0}
+    tokens = sum(r.tokens - before[i].tokens for i, r in ranks.items())
+    worked = sum(spent[p] for p in WEIGHT_MOVING)
     busiest = max(working, key=lambda i: working[i]) if working else None
     return Observation(
         attempt=attempt,
@@ -160,7 +174,11 @@ def observe(scrapes: Sequence[Scrape]) -> Observation | None:
         rank_step_seconds={} if busiest is None else {p: s / steps[busiest] for p, s in by_rank[busiest].items()},
         working_seconds=working,
         seconds=seconds,
-        tokens_per_second=sum(r.tokens - before[i].tokens for i, r in ranks.items()) / seconds,
+        tokens_per_second=tokens / seconds,
+        ranks=len(ranks),
+        rank_tokens_per_second=tokens / total,
+        reference_tokens_per_second=tokens / worked if worked > 0 else 0.0,
+        flops_per_second=sum(r.model_flops - before[i].model_flops for i, r in ranks.items()) / len(ranks) / seconds,
         steps_per_second=sum(r.steps - before[i].steps for i, r in ranks.items()) / len(ranks) / seconds,
         shares={phase: value / total for phase, value in spent.items()},
     )

@@ -250,7 +250,12 @@ def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
         stage_layers=ranking.stage_layers(row) if layout.pipeline > 1 else (),
         memory_gib=round(float(columns.memory_gib[row]), 3),
         hourly_usd=hourly,
-        predicted=None,
+        predicted=Predicted(
+            step_seconds=float(columns.step_seconds[row]),
+            efficiency=float(columns.productive_seconds[row] / columns.step_seconds[row]),
+            hours=float(columns.hours[row]),
+            total_usd=None,
+        ),
         alternatives=(),
     )
 
