@@ -109,6 +109,25 @@ import_images() {
   done
 }
 
+# Limits one node to so many processors, 0.5 for example, or gives it all of them back.
+slow() {
+  if [[ $2 == off ]]; then
+    docker update --cpu-quota -1 "$1" >/dev/null
+  else
+    docker update --cpu-period 100000 --cpu-quota "$(awk -v cpus="$2" 'BEGIN { print int(cpus * 100000) }')" "$1" >/dev/null
+  fi
+}
+
+# Freezes the control plane, API server and all, or lets it go on. Pods go on meanwhile.
+control_plane() {
+  local state
+  state="$(docker inspect --format '{{.State.Paused}}' "${name}-control-plane")"
+  case "$1 ${state}" in
+    "off false") docker pause "${name}-control-plane" >/dev/null ;;
+    "on true") docker unpause "${name}-control-plane" >/dev/null ;;
+  esac
+}
+
 # shape RATE: what leaves a worker, in both directions between two of them, goes no faster; `shape off` takes it back.
 shape() {
   local node

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,23 +29,72 @@ def slow_link() -> Iterator[None]:
     script("shape", "off")
 
 
-@pytest.mark.parametrize("seconds", [0.0, 4.0], ids=["as-it-is-ordered", "while-ranks-save-and-start"])
-def test_an_operator_that_dies_during_a_change_leaves_one_plan(space: Space, slow_link: None, seconds: float) -> None:
-    job = f"changed-{seconds:.0f}"
+State = tuple[dict[str, Any], list[dict[str, Any]]]
+"""A job's status and its pods."""
+
+
+def reached(space: Space, job: str, stage: str, is_there: Callable[[State], bool]) -> dict[str, Any]:
+    """Waits until a change of the run is at a stage, or beyond it."""
+
+    def look(status: dict[str, Any]) -> bool:
+        assert status.get("state") not in ("Succeeded", "Failed"), f"{job} ended before {stage}: {status}"
+        return bool(status.get("adjustments")) and is_there((status, space.pods(job)))
+
+    return space.wait(job, look, 240, stage)
+
+
+STAGES: dict[str, Callable[[State], bool]] = {
+    "ordered": lambda s: True,
+    "a pod is let go": lambda s: len(s[1]) < 2 or any("deletionTimestamp" in pod["metadata"] for pod in s[1]),
+    "ranks start": lambda s: s[0]["attempt"] >= 2,
+    "the new plan is checked": lambda s: s[0]["adjustments"][0]["outcome"] != "InProgress",
+    "the new plan is judged": lambda s: s[0]["adjustments"][0]["outcome"] not in ("InProgress", "Checking"),
+}
+"""What can be seen of a change, in the order in which it comes; each stays true once it is."""
+
+
+def test_an_operator_that_dies_at_every_stage_of_a_change_leaves_one_plan(space: Space, slow_link: None) -> None:
+    job, seen = "changed", []
     with PodLives(space, job) as lives:
         space.submit(manifest(job, **SPEC))
-        space.wait(job, lambda s: bool(s.get("adjustments")), 240, "a change")
-        time.sleep(seconds)
-        for pod in space.cluster.operator_pods():
-            space.cluster.run(
-                "delete", "pod", pod, "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", "--wait=false"
-            )
+        for stage, is_there in STAGES.items():
+            status = reached(space, job, stage, is_there)
+            seen.append((stage, status["adjustments"][-1]["outcome"], status["progress"]["step"]))
+            for pod in space.cluster.operator_pods():
+                space.cluster.run(
+                    "delete", "pod", pod, "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", "--wait=false"
+                )
+            space.cluster.wait_for_operator()
         status = space.wait_finished(job, 420)
         time.sleep(1)
+    print(seen)
+    ends_under_one_plan(space, job, status)
+    assert len(status["adjustments"]) == 1, "one change, whoever began it"
+    assert_books_close(status, lives)
+
+
+def test_a_control_plane_that_is_away_during_a_change_is_waited_for(space: Space, slow_link: None) -> None:
+    job = "alone"
+    with PodLives(space, job) as lives:
+        space.submit(manifest(job, **SPEC))
+        reached(space, job, "a change", STAGES["ordered"])
+        script("control-plane", "off")
+        try:
+            time.sleep(90)
+        finally:
+            script("control-plane", "on")
+        space.cluster.wait_for_operator()
+        status = space.wait_finished(job, 420)
+        time.sleep(1)
+    ends_under_one_plan(space, job, status)
+    assert_books_close(status, lives)
+
+
+def ends_under_one_plan(space: Space, job: str, status: dict[str, Any]) -> None:
+    """The run is done, under the plan that the last change left it with, and every sample was trained once."""
     assert status["state"] == "Succeeded", status
     changes = status["adjustments"]
-    assert all(change["outcome"] != "InProgress" for change in changes[:-1])
+    assert all(change["outcome"] != "InProgress" for change in changes), changes
     assert status["plan"]["degrees"] == changes[-1]["to"].split()[0], "the plan is that of the last change"
     assert len(space.pods(job)) == status["plan"]["nodes"]
     assert_exactly_once(space, job, manifest(job, **SPEC)["spec"], status)
-    assert_books_close(status, lives)

@@ -56,6 +56,33 @@ def test_too_many_nodes_on_a_slow_link_become_fewer(space: Space, slow_link: Non
     closes(status)
 
 
+def test_degrees_are_changed_under_living_pods(space: Space, slow_link: None) -> None:
+    # summing all gradients over the slow link costs seconds a step, sending activations over it does not
+    document = submitted(
+        space,
+        "wide-for-good",
+        {"min": 2, "max": 2},
+        {"data": 2, "tensor": 1, "pipeline": 1},
+        trainer={"config": {"steps": 160}},
+    )
+    space.wait("wide-for-good", lambda s: s.get("state") == "Running", 120, "a running job")
+    before = {pod["metadata"]["uid"] for pod in space.pods("wide-for-good")}
+    status = space.wait_finished("wide-for-good", seconds=600)
+    assert status["state"] == "Succeeded", status
+    first = status["adjustments"][0]
+    assert (first["kind"], first["from"][:17], first["to"][:17]) == (
+        "Rebalance",
+        "2x1x1 on 2 nodes,",
+        "1x1x2 on 2 nodes,",
+    )
+    assert first["outcome"] == "Kept"
+    assert first["realisedSavingsUSD"] > 0
+    assert {pod["metadata"]["uid"] for pod in space.pods("wide-for-good")} == before, "the pods stay"
+    assert status["plan"]["degrees"] == status["adjustments"][-1]["to"].split()[0]
+    assert_exactly_once(space, "wide-for-good", document["spec"], status)
+    closes(status)
+
+
 def test_recommend_says_what_it_would_do_and_does_nothing(space: Space, slow_link: None) -> None:
     steps = {"config": {"steps": 100_000}}
     policy = {**QUICK, "policy": "Recommend"}

@@ -109,6 +109,10 @@ class Cluster:
         items = self.get("pods", "-n", OPERATOR_NAMESPACE)["items"]
         return [i["metadata"]["name"] for i in items if not i["metadata"].get("deletionTimestamp")]
 
+    def wait_for_operator(self) -> None:
+        """Waits until a new operator is ready."""
+        self.run("rollout", "status", "deployment", "-n", OPERATOR_NAMESPACE, "--timeout=90s")
+
 
 @dataclass
 class Space:
