@@ -96,3 +96,15 @@ def test_any_figures_give_an_answer_or_name_the_field(a: float, b: float, c: flo
         assert "write" in str(error)  # noqa: PT017
     else:
         assert 0 <= advice.saved_usd < math.inf
+
+
+def test_a_gain_within_the_error_of_the_model_is_no_reason_to_compress():
+    def advised(worth):
+        return COMPRESSOR.advise(network(400, nodes=2), BILLION, 0.0, worth=worth)
+
+    every = advised(0.0)
+    gain = every.saved_seconds / every.options[0].exposed_seconds
+    assert advised(gain - 0.01).use is every.use
+    refused = advised(gain + 0.01)
+    assert not refused.pays
+    assert "of what is exposed, which this model cannot tell from none" in refused.reason

@@ -24,6 +24,8 @@ SCALE_BYTES = 2.0
 BLOCKS = {8: 256, 4: 32}
 """Elements that share a scale, by bits, as the trainer quantises: four bits need a scale for fewer."""
 MOST_ELEMENTS = 10**14
+WORTH = 0.2
+"""Share of the exposed seconds that compression must save: the model knows bytes and memory, not a hop's handling."""
 
 
 class Compression(StrEnum):
@@ -181,6 +183,7 @@ class GradientCompressor:
         allowed: Sequence[Compression] = (Compression.BF16, Compression.INT8, Compression.INT4),
         job_hourly_usd: float = 0.0,
         bucket_bytes: float = BUCKET_BYTES,
+        worth: float = WORTH,
     ) -> CompressionAdvice:
         """The compression that makes the step shortest; no, unless exposed communication saved exceeds quantisation time.
 
@@ -192,10 +195,12 @@ class GradientCompressor:
             allowed: what accuracy permits; the analysis knows time alone.
             job_hourly_usd: price of all nodes, by which a second is priced.
             bucket_bytes: of uncompressed gradients.
+            worth: share of what is exposed now that must be saved; less lies within the error of this model.
 
         Raises:
             AnalysisError: a figure out of range.
         """
+        share("worth", worth)
         usd = not_negative("job_hourly_usd", job_hourly_usd, 1e9)
         kinds = [Compression.NONE, *(c for c in Compression if c in allowed and c is not Compression.NONE)]
         options = tuple(
@@ -205,7 +210,7 @@ class GradientCompressor:
         plain = options[0]
         best = min(options, key=lambda option: option.cost_seconds)
         saved = plain.cost_seconds - best.cost_seconds
-        if saved <= 0:
+        if saved <= worth * plain.exposed_seconds:
             reason = f"no: {plain.exposed_seconds * 1e3:.3g} ms are exposed"
             if len(options) > 1:
                 near = min(options[1:], key=lambda option: option.cost_seconds)
@@ -213,6 +218,8 @@ class GradientCompressor:
                     f"; {near.compression} would save {(plain.exposed_seconds - near.exposed_seconds) * 1e3:.3g} ms "
                     f"and take {near.quantise_seconds * 1e3:.3g} ms to quantise"
                 )
+                if saved > 0:
+                    reason += f", a gain under {worth:.0%} of what is exposed, which this model cannot tell from none"
             return CompressionAdvice(Compression.NONE, 0.0, 0.0, reason, options)
         reason = (
             f"{best.compression}: saves {(plain.exposed_seconds - best.exposed_seconds) * 1e3:.3g} ms of "
