@@ -1,5 +1,6 @@
 """Whole runs of a tiny model on real ranks."""
 
+import dataclasses
 import os
 import random
 import re
@@ -207,3 +208,28 @@ def test_a_taken_metrics_port_does_not_end_training(make_plan, finish):
         taken.listen()
         run = finish(make_plan("port", steps=2), CATJ_METRICS_PORT=str(taken.getsockname()[1]))
     assert "METRICS NOT SERVED" in run.output
+
+
+def test_data_that_are_streamed_from_a_server_train_to_the_same_weights(make_plan, finish, final_weights, tmp_path):
+    import http.server
+    import threading
+
+    from tests.unit.trainer.test_stores import Handler
+
+    plan = make_plan("mapped", data=2)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.folder, server.faults, server.requests = Path(plan.data_folder), {"train.bin": [503, "cut"]}, []
+    server.ignores_ranges = False
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        finish(plan)
+        streamed = dataclasses.replace(
+            make_plan("streamed", data=2), data_folder=f"http://127.0.0.1:{server.server_port}"
+        )
+        cache = {"CATJ_DATA_STREAM": "always", "CATJ_DATA_CACHE": str(tmp_path / "cache")}
+        run = finish(streamed, **cache)
+    finally:
+        server.shutdown()
+    assert final_weights(streamed) == final_weights(plan)
+    assert not list((tmp_path / "cache").rglob("train.bin"))
+    assert all(step["seconds"]["data"] >= 0 for step in run.steps)

@@ -18,7 +18,7 @@ import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,43 +75,85 @@ class DataManifest:
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
 
     @classmethod
-    def read(cls, folder: Path, name: str = MANIFEST) -> Self:
-        """Reads a folder's manifest, or one that is not yet called so.
+    def read(cls, folder: Path) -> Self:
+        """Reads a folder's manifest.
 
         Raises:
             DataError: there is none, or it is not one.
         """
-        path = folder / name
+        path = folder / MANIFEST
         try:
-            document: dict[str, Any] = json.loads(path.read_text())
+            return cls.parse(path.read_bytes(), f"{path}", _how_to_prepare(folder))
+        except FileNotFoundError:
+            raise DataError(f"dataFolder {folder}: no {MANIFEST}; {_how_to_prepare(folder)}") from None
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}") from None
+
+    @classmethod
+    def parse(cls, content: bytes, where: str, what_to_do: str = "upload the data set again") -> Self:
+        """Reads a manifest's text; raises DataError, beginning with `where`, if it is not one."""
+        try:
+            document: dict[str, Any] = json.loads(content)
             if document["format_version"] != FORMAT_VERSION:
                 raise DataError(
-                    f"{path}: format version {document['format_version']}, this trainer reads {FORMAT_VERSION}"
+                    f"{where}: format version {document['format_version']}, this trainer reads {FORMAT_VERSION}"
                 )
             return cls(
                 train=PartFacts(**document["train"]),
                 heldout=PartFacts(**document["heldout"]),
                 files=tuple(SourceFile(**file) for file in document["files"]),
             )
-        except FileNotFoundError:
-            raise DataError(f"dataFolder {folder}: no {MANIFEST}; {_how_to_prepare(folder)}") from None
         except DataError:
             raise
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}: not a data manifest ({error!r}); {_how_to_prepare(folder)}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{where}: not a data manifest ({error!r}); {what_to_do}") from None
 
 
 def _how_to_prepare(folder: Path) -> str:
     return f"run `python -m cost_aware_trainer.data prepare --output {folder}`"
 
 
+class Part(Protocol):
+    """One part's bytes, wherever they are."""
+
+    def __len__(self) -> int:
+        """Its size in bytes."""
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
+        """The `length` bytes from each start on, as (starts, length); DataError if they cannot be had."""
+
+
+class MappedPart(Part):
+    """A file, mapped into memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._bytes: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
+        """See Part."""
+        found: NDArray[np.uint8] = self._bytes[starts[:, None] + np.arange(length, dtype=np.int64)]
+        return found
+
+
+def check_window(name: str, size_bytes: int, sequence_length: int) -> None:
+    """Raises DataError where a part is too small for one window."""
+    if size_bytes <= sequence_length:
+        raise DataError(
+            f"{name}: {size_bytes} bytes hold no window of sequenceLength {sequence_length} + 1; use more data or a "
+            f"sequenceLength of at most {max(1, size_bytes - 1)}"
+        )
+
+
 @dataclass(frozen=True)
 class Corpus:
-    """An opened data folder: both parts as memory-mapped bytes, and what their manifest says."""
+    """An opened data set: both parts, and what their manifest says."""
 
     manifest: DataManifest
-    train: NDArray[np.uint8]
-    heldout: NDArray[np.uint8]
+    train: Part
+    heldout: Part
     sequence_length: int
 
     @classmethod
@@ -122,16 +164,11 @@ class Corpus:
             DataError: a part is missing, shorter than its manifest says, changed, or too small for one window.
         """
         manifest = DataManifest.read(folder)
-        parts: dict[Split, NDArray[np.uint8]] = {}
+        parts: dict[Split, Part] = {}
         for split in SPLITS:
             check_part(folder, split, manifest, verify_hash=verify_hashes)
-            if manifest.part(split).bytes <= sequence_length:
-                raise DataError(
-                    f"{_part_path(folder, split)}: {manifest.part(split).bytes} bytes hold no window of "
-                    f"sequenceLength {sequence_length} + 1; use more data or a sequenceLength of at most "
-                    f"{max(1, manifest.part(split).bytes - 1)}"
-                )
-            parts[split] = np.memmap(_part_path(folder, split), dtype=np.uint8, mode="r")
+            check_window(str(_part_path(folder, split)), manifest.part(split).bytes, sequence_length)
+            parts[split] = MappedPart(_part_path(folder, split))
         return cls(manifest, parts["train"], parts["heldout"], sequence_length)
 
     @property
@@ -153,10 +190,8 @@ class Corpus:
         """Bytes of held-out windows as (samples, sequence_length + 1) tokens."""
         return self._gather(self.heldout, starts)
 
-    def _gather(self, part: NDArray[np.uint8], starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        offsets = np.arange(self.sequence_length + 1, dtype=np.int64)
-        tokens: NDArray[np.int64] = part[starts[:, None] + offsets].astype(np.int64)
-        return tokens
+    def _gather(self, part: Part, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        return part.windows(starts, self.sequence_length + 1).astype(np.int64)
 
 
 def _part_path(folder: Path, split: Split) -> Path:

@@ -15,14 +15,14 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from cost_aware_trainer.contract import RUN_FOLDER
-from cost_aware_trainer.data import MANIFEST, SPLITS, DataError, DataManifest, PartFacts, sha256_of_file
+from cost_aware_trainer.data import MANIFEST, SPLITS, DataError, DataManifest, PartFacts, Split, sha256_of_file
 
 ENV_CACHE = "CATJ_DATA_CACHE"
 """The cache folder; if unset, one under the run folder where there is one, else under the temporary folder."""
@@ -177,18 +177,40 @@ def local_folder(location: str, cache: Path | None = None) -> Path:
         DataError: the manifest is not one.
     """
     store = open_store(location)
-    if isinstance(store, FolderStore):
-        return store.folder
-    manifest_bytes = store.read(MANIFEST, 0, store.size_bytes(MANIFEST))
-    folder = (cache or cache_folder()) / hashlib.sha256(manifest_bytes).hexdigest()[:32]
+    return store.folder if isinstance(store, FolderStore) else _copy(store, SPLITS, cache)[1]
+
+
+def local_heldout(store: Store, cache: Path | None = None) -> tuple[DataManifest, Path]:
+    """The manifest of data that are streamed, and the folder in the cache that holds their held-out part.
+
+    Raises:
+        StoreError: something cannot be had, or is not what the manifest says.
+        DataError: the manifest is not one.
+    """
+    return _copy(store, ("heldout",), cache)
+
+
+def read_manifest(store: Store, cache: Path | None = None) -> tuple[DataManifest, Path]:
+    """The manifest of a store's data, and the folder in the cache that is or would be their copy; raises as `local_heldout`."""
+    content = store.read(MANIFEST, 0, store.size_bytes(MANIFEST))
+    return DataManifest.parse(content, MANIFEST), _cached(content, SPLITS, cache)
+
+
+def _cached(manifest: bytes, splits: Sequence[Split], cache: Path | None) -> Path:
+    name = hashlib.sha256(manifest).hexdigest()[:32]
+    return (cache or cache_folder()) / (name if tuple(splits) == SPLITS else f"{name}-{'-'.join(splits)}")
+
+
+def _copy(store: Store, splits: Sequence[Split], cache: Path | None) -> tuple[DataManifest, Path]:
+    content = store.read(MANIFEST, 0, store.size_bytes(MANIFEST))
+    manifest, folder = DataManifest.parse(content, MANIFEST), _cached(content, splits, cache)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder / ".lock"):
             if not (folder / MANIFEST).exists():
                 partial = folder / f".{MANIFEST}.partial"
-                partial.write_bytes(manifest_bytes)
-                manifest = DataManifest.read(folder, partial.name)
-                for split in SPLITS:
+                partial.write_bytes(content)
+                for split in splits:
                     fetch(store, f"{split}.bin", manifest.part(split), folder)
                 # last: without a manifest there is no data set
                 partial.replace(folder / MANIFEST)
@@ -196,7 +218,7 @@ def local_folder(location: str, cache: Path | None = None) -> Path:
         raise StoreError(
             f"cache {folder}: {error.strerror}; set {ENV_CACHE} to a folder with room for the data"
         ) from None
-    return folder
+    return manifest, folder
 
 
 def fetch(store: Store, name: str, facts: PartFacts, folder: Path) -> None:

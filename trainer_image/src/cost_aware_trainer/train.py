@@ -33,7 +33,7 @@ from cost_aware_trainer.prefetch import Prefetcher
 from cost_aware_trainer.reconfigure import Carried, Stopwatch, check_successor, hand_over
 from cost_aware_trainer.results import StepsLog, Surroundings
 from cost_aware_trainer.samples import SampleOrder, add_checksums, checksum, checksum_text
-from cost_aware_trainer.stores import local_folder
+from cost_aware_trainer.streaming import open_data
 from cost_aware_trainer.traffic import Axis
 from cost_aware_trainer.validation import InvalidRunError
 
@@ -59,8 +59,7 @@ def open_corpus(plan: RunPlan, ranks: Ranks) -> Corpus:
     """
     corpus, problem = None, ""
     try:
-        folder = local_folder(plan.data_folder)
-        corpus = Corpus.open(folder, plan.model.sequence_length, verify_hashes=ranks.is_first)
+        corpus = open_data(plan.data_folder, plan.model.sequence_length, verify_hashes=ranks.is_first)
     except DataError as error:
         problem = f"data_folder, rank {ranks.rank}: {error}"
     agreed = ranks.first_problem(problem)
