@@ -23,6 +23,7 @@ from cost_aware_operator.adjusting.adjuster import (
 from cost_aware_operator.adjusting.calibration import Measured, calibrated
 from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, plan_key
 from cost_aware_operator.api.spec import AdjustPolicy
+from cost_aware_operator.costs.parameters import FITTED
 from cost_aware_operator.costs.predict import step_seconds
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space, make_plan
 
@@ -207,6 +208,20 @@ def test_calibration_finds_the_machine_that_was_measured(compute: float, network
     again = step_seconds(ROOMY.work.shape, found.machine, layout)
     assert float(again.total) == pytest.approx(measured.step_seconds, rel=0.03)
     assert float(again.compute) == pytest.approx(float(truth.compute), rel=0.03)
+
+
+def test_where_steps_say_nothing_of_the_network_the_ranks_probe_does() -> None:
+    offer = ROOMY.offers[0]
+    single, _ = planned(nodes={**SPEC["nodes"], "min": 1, "max": 1})
+    layout = replace(layout_of(single, 32, offer), data=1, tensor=1, pipeline=1)
+    truth = step_seconds(ROOMY.work.shape, offer.machine, layout)
+    quiet = Measured(float(truth.total), float(truth.compute + truth.optimizer))
+    listed = calibrated(ROOMY.work.shape, offer, layout, quiet).offer.machine
+    assert listed.network_gbit_per_s == offer.machine.network_gbit_per_s
+    # 2.5 MB/s of each of a node's ranks
+    probed = calibrated(ROOMY.work.shape, offer, layout, replace(quiet, network_bytes_per_second=2.5e6)).offer.machine
+    found = probed.fabric(FITTED).network.bytes_per_second / offer.machine.gpus_per_node
+    assert found == pytest.approx(2.5e6)
 
 
 @settings(max_examples=40)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from cost_aware_operator.observing.samples import RankSample, Scrape, ScrapeError, observe, parse_rank
@@ -27,6 +29,19 @@ def test_a_rank_s_metrics_are_read_and_what_is_not_finite_is_absent() -> None:
     read = parse_rank(TEXT)
     assert (read.rank, read.attempt, read.step, read.tokens, read.loss) == (1, 3, 42, 1000.0, None)
     assert read.phase_seconds == {Phase.COMPUTE: 7.5}
+
+
+def test_the_slowest_rank_s_share_of_the_network_is_what_the_probe_found() -> None:
+    link = '# TYPE catj_rank_link_bytes_per_second gauge\ncatj_rank_link_bytes_per_second{{rank="1",attempt="3",level="{}"}} {}\n'
+    assert parse_rank(TEXT).network_bytes_per_second is None
+    assert parse_rank(TEXT + link.format("node", 9e9)).network_bytes_per_second is None
+    assert parse_rank(TEXT + link.format("network", 2.5e6)).network_bytes_per_second == 2.5e6
+    assert parse_rank(TEXT + link.format("network", "NaN")).network_bytes_per_second is None
+    ranks = [replace(sample(i, 10), network_bytes_per_second=rate) for i, rate in enumerate((3e6, 2e6))]
+    later = [replace(sample(i, 20), network_bytes_per_second=rate) for i, rate in enumerate((3e6, 2e6))]
+    seen = observe([Scrape(0.0, tuple(ranks)), Scrape(10.0, tuple(later))])
+    assert seen is not None
+    assert seen.network_bytes_per_second == 2e6
 
 
 @pytest.mark.parametrize("text", ["", "<html>", "up 1", 'catj_rank_step{rank="x",attempt="1"} 1'])

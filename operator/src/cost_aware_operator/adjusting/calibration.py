@@ -26,6 +26,8 @@ class Measured:
 
     step_seconds: float
     working_seconds: float
+    network_bytes_per_second: float | None = None
+    """A rank's share of its node's network, as the ranks' probe found it before the first step; None where none was made."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,11 @@ def calibrated(shape: DecoderShape, offer: Offer, layout: Layout, measured: Meas
     """The offer whose prediction of the measured layout is what was measured.
 
     First arithmetic is scaled until the working seconds agree, then the links until the whole step does. Where a layout hardly
-    communicates, nothing is learnt of the links, and they keep their listed rate.
+    communicates, nothing is learnt of the links from its steps: the network then has the rate that the ranks' probe found, or
+    without one its listed rate.
     """
     before = float(step_seconds(shape, offer.machine, layout).total)
+    offer = replace(offer, machine=_probed(offer.machine, measured.network_bytes_per_second))
     machine = offer.machine
     for _ in range(ROUNDS):
         # fixed costs do not scale, and hidden traffic slows computing, so that one round of each is not enough
@@ -52,6 +56,15 @@ def calibrated(shape: DecoderShape, offer: Offer, layout: Layout, measured: Meas
         listed = replace(offer.machine, accelerator=machine.accelerator)
         machine = _with_links(shape, listed, layout, measured.step_seconds)
     return Calibrated(replace(offer, machine=machine), before / measured.step_seconds - 1)
+
+
+def _probed(machine: Machine, bytes_per_second: float | None) -> Machine:
+    """The network at the rate of a probe between ranks, of which each had its share: a model takes a part of the rate for that."""
+    if bytes_per_second is None:
+        return machine
+    node_gbit_per_s = bytes_per_second * machine.gpus_per_node * 8 / 1e9 / FITTED.network
+    least, most = machine.network_gbit_per_s * SLOWEST, machine.network_gbit_per_s * FASTEST
+    return replace(machine, network_gbit_per_s=min(max(node_gbit_per_s, least), most))
 
 
 def _faster(machine: Machine, factor: float) -> Machine:

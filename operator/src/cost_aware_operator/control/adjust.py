@@ -108,7 +108,8 @@ def window_of(facts: Facts) -> Window | None:
     working = parts.get(Phase.COMPUTE, 0.0) + parts.get(Phase.OPTIMIZER, 0.0)
     if working <= 0:
         return None
-    return Window(seen.seconds, seen.steps, seen.efficiency, 1 / seen.steps_per_second, Measured(modelled, working))
+    measured = Measured(modelled, working, seen.network_bytes_per_second)
+    return Window(seen.seconds, seen.steps, seen.efficiency, 1 / seen.steps_per_second, measured)
 
 
 def _checked(facts: Facts) -> RunRecord:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from cost_aware_trainer.contract import Metric, Phase
+from cost_aware_trainer.contract import LinkLevel, Metric, Phase
 
 WEIGHT_MOVING = (Phase.COMPUTE, Phase.OPTIMIZER)
 """The phases whose share of the ranks' time is the efficiency."""
@@ -42,6 +42,8 @@ class RankSample:
     checkpoint_step: int | None = None
     resumed_step: int | None = None
     phase_seconds: Mapping[Phase, float] = field(default_factory=dict)
+    network_bytes_per_second: float | None = None
+    """A rank's share of its node's network as the ranks' probe found it; None on one node."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Observation:
     """Of a rank that did nothing but compute and update: its tokens over its working seconds, in the same steps."""
     flops_per_second: float = 0.0
     """Of a rank, by the clock: what the model needs, not what the hardware did."""
+    network_bytes_per_second: float | None = None
+    """A rank's share of its node's network, as the ranks' own probe found it at their start; None on one node."""
 
     @property
     def stragglers(self) -> tuple[int, ...]:
@@ -99,10 +103,13 @@ def parse_rank(text: str) -> RankSample:
     values: dict[str, float] = {}
     phases: dict[Phase, float] = {}
     labels: dict[str, str] = {}
+    links: dict[LinkLevel, float] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                if sample.name == Metric.PHASE_SECONDS:
+                if sample.name == Metric.LINK_BANDWIDTH:
+                    links[LinkLevel(sample.labels["level"])] = sample.value
+                elif sample.name == Metric.PHASE_SECONDS:
                     phases[Phase(sample.labels["phase"])] = sample.value
                 elif sample.name.startswith("catj_rank_"):
                     values[sample.name] = sample.value
@@ -123,6 +130,7 @@ def parse_rank(text: str) -> RankSample:
             checkpoint_step=_step(values.get(Metric.CHECKPOINT_STEP)),
             resumed_step=_step(values.get(Metric.RESUMED_STEP)),
             phase_seconds=phases,
+            network_bytes_per_second=_rate(links.get(LinkLevel.NETWORK)),
         )
     except (KeyError, ValueError) as error:
         raise ScrapeError(f"not a rank's metrics: {error!r}") from None
@@ -130,6 +138,10 @@ def parse_rank(text: str) -> RankSample:
 
 def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
+
+
+def _rate(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) and value > 0 else None
 
 
 def _step(value: float | None) -> int | None:
@@ -167,6 +179,7 @@ def observe(scrapes: Sequence[Scrape]) -> Observation | None:
     working = {i: sum(by_rank[i][p] for p in WEIGHT_MOVING) / steps[i] for i in ranks if steps[i] > 0}
     tokens = sum(r.tokens - before[i].tokens for i, r in ranks.items())
     worked = sum(spent[p] for p in WEIGHT_MOVING)
+    probed = [r.network_bytes_per_second for r in ranks.values() if r.network_bytes_per_second is not None]
     busiest = max(working, key=lambda i: working[i]) if working else None
     return Observation(
         attempt=attempt,
@@ -181,4 +194,5 @@ def observe(scrapes: Sequence[Scrape]) -> Observation | None:
         flops_per_second=sum(r.model_flops - before[i].model_flops for i, r in ranks.items()) / len(ranks) / seconds,
         steps_per_second=sum(r.steps - before[i].steps for i, r in ranks.items()) / len(ranks) / seconds,
         shares={phase: value / total for phase, value in spent.items()},
+        network_bytes_per_second=min(probed, default=None),
     )
