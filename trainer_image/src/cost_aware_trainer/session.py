@@ -27,15 +27,15 @@ from cost_aware_trainer.checkpoint import Checkpointer, CheckpointError, Progres
 from cost_aware_trainer.collectives import Ranks, Rendezvous, StepVote, combine, combine_bytes, disconnect
 from cost_aware_trainer.contract import EXIT_INVALID, AgentPhase, CheckpointPlan, Metric, Phase, RunResult
 from cost_aware_trainer.gradients import DataSum, Held
-from cost_aware_trainer.layout import Box, Coordinates
+from cost_aware_trainer.layout import Box
 from cost_aware_trainer.manifests import RunFacts
-from cost_aware_trainer.mesh import Mesh
+from cost_aware_trainer.mesh import data_mesh
 from cost_aware_trainer.metrics import RankMetrics, peak_memory_bytes
 from cost_aware_trainer.phases import PhaseClock
 from cost_aware_trainer.results import StepsLog, StopSignal, Surroundings
 from cost_aware_trainer.samples import SampleOrder, Shard, add_checksums, checksum, checksum_text
 from cost_aware_trainer.session_state import WholeChecksums, allocate_state, whole_parts
-from cost_aware_trainer.traffic import Axis, Traffic
+from cost_aware_trainer.traffic import Axis
 from cost_aware_trainer.validation import InvalidRunError
 
 logger = logging.getLogger(__name__)
@@ -118,7 +118,7 @@ class TrainingSession:
             self._surroundings.write_result(RunResult(outcome=AgentPhase.INVALID, message=str(error)))
             print(f"invalid run: {error}", file=sys.stderr, flush=True)
             sys.exit(EXIT_INVALID)
-        self._clock = PhaseClock(synchronise=self.ranks.synchronise)
+        self._clock = PhaseClock(synchronise=self.ranks.synchronise, on_phase=self._beat)
         return self
 
     def __exit__(
@@ -137,6 +137,10 @@ class TrainingSession:
                 "" if is_complete else "stopped as asked, with a checkpoint",
             )
             disconnect()
+            self.ranks.heart.close()
+
+    def _beat(self, phase: Phase) -> None:
+        self.ranks.heart.beat(phase.value, self.step_number + 1)
 
     def _check(self) -> None:
         positive = {"samples": self._samples, "global_samples": self.global_samples, "steps": self.steps}
@@ -192,8 +196,9 @@ class TrainingSession:
     def _share(self, tensors: Iterable[Tensor]) -> None:
         """Gives every rank rank 0's values."""
         if self.ranks.size > 1:
-            for tensor in tensors:
-                dist.broadcast(tensor, src=0)
+            with self.ranks.heart.waiting():
+                for tensor in tensors:
+                    dist.broadcast(tensor, src=0)
 
     @property
     def device(self) -> torch.device:
@@ -390,10 +395,3 @@ class TrainingSession:
         )
         if self.ranks.local_rank == 0:
             self._surroundings.write_result(result)
-
-
-def data_mesh(ranks: Ranks) -> Mesh:
-    """All ranks on the data axis."""
-    groups = {Axis.DATA: whole} if (whole := dist.group.WORLD) is not None and ranks.size > 1 else {}
-    lengths = {Axis.PIPELINE: 1, Axis.DATA: ranks.size, Axis.TENSOR: 1}
-    return Mesh(ranks, Coordinates(ranks.rank, 0, 0), groups, lengths, None, None, Traffic(ranks.device))

@@ -34,17 +34,10 @@ from cost_aware_trainer.reconfigure import Carried, Stopwatch, check_successor, 
 from cost_aware_trainer.results import StepsLog, Surroundings
 from cost_aware_trainer.samples import SampleOrder, add_checksums, checksum, checksum_text
 from cost_aware_trainer.stores import local_folder
-from cost_aware_trainer.traffic import Axis
+from cost_aware_trainer.traffic import PHASE_OF, Axis
 from cost_aware_trainer.validation import InvalidRunError
 
 logger = logging.getLogger(__name__)
-
-_EXPOSED = {
-    Axis.DATA: Phase.COMMUNICATION,
-    Axis.TENSOR: Phase.TENSOR_COMMUNICATION,
-    Axis.PIPELINE: Phase.PIPELINE_COMMUNICATION,
-}
-"""The phase of what a rank waits for on each axis."""
 
 
 class DivergedError(RuntimeError):
@@ -59,7 +52,8 @@ def open_corpus(plan: RunPlan, ranks: Ranks) -> Corpus:
     """
     corpus, problem = None, ""
     try:
-        folder = local_folder(plan.data_folder)
+        with ranks.heart.phase("fetch"):
+            folder = local_folder(plan.data_folder)
         corpus = Corpus.open(folder, plan.model.sequence_length, verify_hashes=ranks.is_first)
     except DataError as error:
         problem = f"data_folder, rank {ranks.rank}: {error}"
@@ -112,8 +106,11 @@ class Trainer:
         self._save_failure = ""
         self._is_superseded = False
         self._resume()
-        self._clock = PhaseClock(synchronise=ranks.synchronise)
+        self._clock = PhaseClock(synchronise=ranks.synchronise, on_phase=self._beat)
         self._saved_at_seconds = time.monotonic()
+
+    def _beat(self, phase: Phase) -> None:
+        self._ranks.heart.beat(phase.value, self._progress.step + 1)
 
     def _facts(self) -> RunFacts:
         return RunFacts(
@@ -202,7 +199,7 @@ class Trainer:
         loss_sum, squared_norm = arrangement.accumulate(self._micro_batches())
         self._clock.settle()
         for axis, seconds in arrangement.mesh.traffic.take_seconds().items():
-            self._clock.move(Phase.COMPUTE, _EXPOSED[axis], seconds)
+            self._clock.move(Phase.COMPUTE, PHASE_OF[axis], seconds)
         # of what a rank waits for its neighbours, the schedule explains this much; the rest is the sends themselves
         bubble_seconds = arrangement.bubble_seconds(self._clock.booked(Phase.COMPUTE))
         self._clock.move(Phase.PIPELINE_COMMUNICATION, Phase.PIPELINE_BUBBLE, bubble_seconds)
@@ -267,6 +264,7 @@ class Trainer:
         self._metrics.start_attempt(newest.attempt)
         self._metrics.set(Metric.RESUMED_STEP, self._progress.step)
         self._stage_seconds = watch.stage_seconds
+        self._ranks.heart.begin_anew()
         # The steps' clock starts anew: this time belongs to none of them.
         self._clock.lap()
 
