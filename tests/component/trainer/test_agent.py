@@ -345,6 +345,28 @@ def test_later_attempts_are_forked_from_a_server_that_has_pytorch_and_end_as_if_
 
 
 @pytest.mark.slow
+def test_a_fork_server_that_dies_before_the_ranks_begin_costs_seconds_and_no_attempt(start_agent, make_plan, tmp_path):
+    from cost_aware_trainer.processes import descendants
+
+    plan, log = make_plan("forked", data=2, steps=40), tmp_path / "steps.jsonl"
+    entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
+    agent = start_agent("--warm-up-seconds=0")
+    agent.send("/order", order_of(agent, 1, entry, plan, ranks_per_node=2, drain_seconds=30))
+    agent.wait_until(lambda: "the fork server is ready" in (agent.folder / "agent.log").read_text(), timeout=240)
+    (server,) = (
+        pid for pid in descendants(agent.process.pid) if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    # A server that stands still takes the launch in but does not see to it; then it dies.
+    os.kill(server, signal.SIGSTOP)
+    agent.send("/order", order_of(agent, 2, entry, plan, ranks_per_node=2))
+    agent.wait_until(lambda: "attempt 2: starting" in (agent.folder / "agent.log").read_text())
+    time.sleep(0.5)
+    os.kill(server, signal.SIGKILL)
+    assert agent.wait_for(AgentPhase.COMPLETED, timeout=240).attempt == 2
+    assert "died before any rank had begun" in (agent.folder / "agent.log").read_text()
+
+
+@pytest.mark.slow
 def test_two_pods_train_one_run_and_survive_the_loss_of_one(start_agent, make_plan, finish, final_weights, tmp_path):
     undisturbed = finish(make_plan("undisturbed", data=2, steps=120, interval_seconds=0.2))
     plan, log = make_plan("disturbed", data=2, steps=120, interval_seconds=0.2), tmp_path / "steps.jsonl"
