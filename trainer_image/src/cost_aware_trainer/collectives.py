@@ -153,6 +153,10 @@ class StepVote:
     save_failed: bool = False
     is_ready: bool = False
     """Whether the rank has seen a new plan; the combined vote says whether all have."""
+    work_seconds: float = 0.0
+    """How long the rank itself has worked since the last vote."""
+    work_seconds_of: tuple[float, ...] = ()
+    """The same of every rank, by rank; only in the combined vote."""
 
 
 def combine(ranks: Ranks, vote: StepVote) -> StepVote:
@@ -160,19 +164,32 @@ def combine(ranks: Ranks, vote: StepVote) -> StepVote:
 
     Only `is_ready` is true if it is true of all.
 
+    Each rank's working time has a place of its own, in which the others add 0.
+
     A checksum travels as four limbs of 16 bits, whose sums float64 holds exactly for up to 2^37 ranks.
     """
     limbs = [float((vote.checksum >> (_LIMB_BITS * i)) & 0xFFFF) for i in range(_LIMBS)]
     flags = [float(vote.wants_stop), float(vote.wants_checkpoint), float(vote.save_failed), float(vote.is_ready)]
-    loss_sum, squared_norm, *rest = ranks.sum([vote.loss_sum, vote.squared_norm, *flags, *limbs])
-    stop, checkpoint, failed, ready, *summed_limbs = rest
+    work = [vote.work_seconds if rank == ranks.rank else 0.0 for rank in range(ranks.size)]
+    loss_sum, squared_norm, *rest = ranks.sum([vote.loss_sum, vote.squared_norm, *flags, *limbs, *work])
+    stop, checkpoint, failed, ready, *rest = rest
+    summed_limbs, work = rest[:_LIMBS], rest[_LIMBS:]
     checksum = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(summed_limbs)) & ((1 << 64) - 1)
-    return StepVote(loss_sum, checksum, squared_norm, stop > 0, checkpoint > 0, failed > 0, ready == ranks.size)
+    return StepVote(
+        loss_sum,
+        checksum,
+        squared_norm,
+        stop > 0,
+        checkpoint > 0,
+        failed > 0,
+        ready == ranks.size,
+        work_seconds_of=tuple(work),
+    )
 
 
 def combine_bytes(ranks: Ranks) -> float:
     """Bytes that `combine` sends per rank in a ring."""
-    return ring_bytes((2 + 4 + _LIMBS) * 8, ranks.size)
+    return ring_bytes((2 + 4 + _LIMBS + ranks.size) * 8, ranks.size)
 
 
 def ring_bytes(payload_bytes: float, ranks: int) -> float:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from cost_aware_trainer.checkpoint import Checkpointer, CheckpointError, Progress
 from cost_aware_trainer.collectives import Ranks, Rendezvous, StepVote, combine, combine_bytes, disconnect
-from cost_aware_trainer.contract import EXIT_INVALID, AgentPhase, CheckpointPlan, Metric, Phase, RunResult
+from cost_aware_trainer.contract import EXIT_INVALID, AgentPhase, CheckpointPlan, DegreesPlan, Metric, Phase, RunResult
 from cost_aware_trainer.gradients import DataSum, Held
 from cost_aware_trainer.layout import Box
 from cost_aware_trainer.manifests import RunFacts
@@ -35,6 +35,7 @@ from cost_aware_trainer.phases import PhaseClock
 from cost_aware_trainer.results import StepsLog, StopSignal, Surroundings
 from cost_aware_trainer.samples import SampleOrder, Shard, add_checksums, checksum, checksum_text
 from cost_aware_trainer.session_state import WholeChecksums, allocate_state, whole_parts
+from cost_aware_trainer.stragglers import WorkMeter, book_straggler_wait
 from cost_aware_trainer.traffic import Axis
 from cost_aware_trainer.validation import InvalidRunError
 
@@ -119,6 +120,7 @@ class TrainingSession:
             print(f"invalid run: {error}", file=sys.stderr, flush=True)
             sys.exit(EXIT_INVALID)
         self._clock = PhaseClock(synchronise=self.ranks.synchronise, on_phase=self._beat)
+        self._work = WorkMeter(self._clock)
         return self
 
     def __exit__(
@@ -267,8 +269,10 @@ class TrainingSession:
         for seconds in self._mesh.traffic.take_seconds().values():
             self._clock.move(Phase.COMPUTE, Phase.COMMUNICATION, seconds)
         flags = self._stop.is_set(), self._is_save_due(), self._save_has_failed()
+        vote = StepVote(self._loss_sum, self._trained, 0.0, *flags, work_seconds=self._work.seconds())
         with self._clock.phase(Phase.COMMUNICATION):
-            agreed = combine(self.ranks, StepVote(self._loss_sum, self._trained, 0.0, *flags))
+            agreed = combine(self.ranks, vote)
+        book_straggler_wait(self._clock, agreed.work_seconds_of, self._mesh.place, DegreesPlan(data=self.ranks.size))
         self._loss_sum, self._trained = 0.0, 0
         loss, norm = agreed.loss_sum / self.global_samples, self._update(agreed.loss_sum)
         total = add_checksums(self._progress.checksum, agreed.checksum)
@@ -354,6 +358,7 @@ class TrainingSession:
 
     def _report(self, norm: float) -> None:
         lap, progress = self._clock.lap(), self._progress
+        self._work.end(lap)
         sent_bytes = self._mesh.traffic.take_bytes()[Axis.DATA] + combine_bytes(self.ranks)
         gauges = {
             Metric.STEP: progress.step,

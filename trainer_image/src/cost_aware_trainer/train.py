@@ -34,6 +34,7 @@ from cost_aware_trainer.reconfigure import Carried, Stopwatch, check_successor, 
 from cost_aware_trainer.results import StepsLog, Surroundings
 from cost_aware_trainer.samples import SampleOrder, add_checksums, checksum, checksum_text
 from cost_aware_trainer.stores import local_folder
+from cost_aware_trainer.stragglers import WorkMeter
 from cost_aware_trainer.traffic import PHASE_OF, Axis
 from cost_aware_trainer.validation import InvalidRunError
 
@@ -107,6 +108,7 @@ class Trainer:
         self._is_superseded = False
         self._resume()
         self._clock = PhaseClock(synchronise=ranks.synchronise, on_phase=self._beat)
+        self._work = WorkMeter(self._clock)
         self._saved_at_seconds = time.monotonic()
 
     def _beat(self, phase: Phase) -> None:
@@ -178,6 +180,7 @@ class Trainer:
         vote = self._accumulate()
         with self._clock.phase(Phase.COMMUNICATION):
             agreed = combine(self._ranks, vote)
+        self._arrangement.book_straggler_wait(self._clock, agreed.work_seconds_of)
         loss = agreed.loss_sum / (self._plan.batch.global_samples * self._plan.model.sequence_length)
         gradient_norm = math.sqrt(agreed.squared_norm)
         rate = self._update(step, loss, gradient_norm)
@@ -204,7 +207,7 @@ class Trainer:
         bubble_seconds = arrangement.bubble_seconds(self._clock.booked(Phase.COMPUTE))
         self._clock.move(Phase.PIPELINE_COMMUNICATION, Phase.PIPELINE_BUBBLE, bubble_seconds)
         flags = self._wants_stop(), self._is_save_due(), self._save_has_failed(), self._next_plan() is not None
-        return StepVote(loss_sum, self._trained, squared_norm, *flags)
+        return StepVote(loss_sum, self._trained, squared_norm, *flags, work_seconds=self._work.seconds())
 
     def _micro_batches(self) -> Iterator[Tensor]:
         """This replica's samples of the step, read when they are needed, noting what is trained."""
@@ -267,6 +270,7 @@ class Trainer:
         self._ranks.heart.begin_anew()
         # The steps' clock starts anew: this time belongs to none of them.
         self._clock.lap()
+        self._work.end(None)
 
     def _note_reconfiguration(self, stage_seconds: dict[str, float]) -> None:
         """After the first step under a new plan: says how long it took, from the order on."""
@@ -340,6 +344,7 @@ class Trainer:
         sent_bytes = self._arrangement.mesh.traffic.take_bytes()
         sent_bytes[Axis.DATA] += combine_bytes(self._ranks)
         lap = self._clock.lap()
+        self._work.end(lap)
         reconfiguration, self._stage_seconds = self._stage_seconds, {}
         if reconfiguration:
             reconfiguration["first_step"] = lap.step_seconds
