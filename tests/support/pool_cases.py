@@ -1,6 +1,7 @@
 """What the ranks of a pool can be asked to do. Arguments and answers are pickled."""
 
 import dataclasses
+import time
 from pathlib import Path
 
 from tests.support.compression_cases import *  # noqa: F403
@@ -41,6 +42,24 @@ def train(place, plan, stop_after=None):
         "loaded": loaded,
         "checksums": checksums,
     }
+
+
+def straggle(place, plan, slow_rank, seconds):
+    """Runs a plan while one rank takes so much longer to read each micro-batch; every rank's own steps."""
+    plan = RunPlan.from_json(plan)
+    ranks, log = place.join("first"), MemoryLog()
+    trainer = Trainer(plan, ranks, Surroundings(0, None, None), RankMetrics(place.rank), log, lambda: False)
+    read = trainer._arrangement.tokens
+
+    def slow(*arguments):
+        time.sleep(seconds)
+        return read(*arguments)
+
+    if place.rank == slow_rank:
+        trainer._arrangement.tokens = slow
+    trainer.run()
+    trainer._arrangement.close()
+    return log.entries
 
 
 def reconfigure(place, plan, successors):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -279,6 +280,43 @@ def test_terminated_then_killed_then_resumed_ends_as_if_undisturbed(
 
 
 @pytest.mark.slow
+def test_a_rank_that_hangs_is_named_within_seconds_and_a_new_attempt_goes_on(start_agent, make_plan, tmp_path):
+    plan, log = make_plan("hung", data=2, steps=60, interval_seconds=0.2), tmp_path / "steps.jsonl"
+    entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
+    agent = start_agent("--stall-seconds=4")
+    agent.send("/order", order_of(agent, 1, entry, plan, ranks_per_node=2))
+    agent.wait_until(lambda: len(steps_of(log)) >= 15, timeout=240)
+    ranks = {int(re.search(rb"\0RANK=(\d+)", Path(f"/proc/{p}/environ").read_bytes())[1]): p for p in ranks_of(agent)}
+    os.kill(ranks[1], signal.SIGSTOP)
+    stopped = time.monotonic()
+    message = agent.wait_for(AgentPhase.FAILED).message
+    assert time.monotonic() - stopped < 30
+    assert re.fullmatch(rf"stalled: rank 1 on {agent.status.pod}, step \d+, \w+: has not got on for \d+ s", message)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
+    agent.send("/order", order_of(agent, 2, entry, plan, ranks_per_node=2))
+    assert agent.wait_for(AgentPhase.COMPLETED, timeout=240).result.step == 60
+
+
+@pytest.mark.slow
+def test_a_user_s_own_rank_that_hangs_between_steps_is_named(start_agent, script, tmp_path):
+    agent = start_agent("--stall-seconds=0.4")
+    program = f"""
+import time, torch
+from cost_aware_trainer import TrainingSession
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with TrainingSession(model, optimizer, folder={str(tmp_path / "run")!r}, samples=64, global_samples=4, steps=300) as session:
+    for x in session.batches(lambda indices: torch.ones(len(indices), 2)):
+        session.step(model(x).sum())
+        if session.step_number == 30:
+            time.sleep(3 if session.ranks.rank == 0 else 600)
+"""
+    agent.send("/order", order_of(agent, 1, [script(program)], ranks_per_node=2))
+    message = agent.wait_for(AgentPhase.FAILED, timeout=240).message
+    assert message.startswith(f"stalled: rank 1 on {agent.status.pod}, step 31, compute: has not got on for")
+
+
+@pytest.mark.slow
 def test_later_attempts_are_forked_from_a_server_that_has_pytorch_and_end_as_if_undisturbed(
     start_agent, make_plan, finish, final_weights, tmp_path
 ):
@@ -312,6 +350,28 @@ def test_later_attempts_are_forked_from_a_server_that_has_pytorch_and_end_as_if_
     status = agent.wait_for(AgentPhase.COMPLETED, timeout=240)
     assert status.result == undisturbed.result
     assert final_weights(plan) == final_weights(make_plan("undisturbed"))
+
+
+@pytest.mark.slow
+def test_a_fork_server_that_dies_before_the_ranks_begin_costs_seconds_and_no_attempt(start_agent, make_plan, tmp_path):
+    from cost_aware_trainer.processes import descendants
+
+    plan, log = make_plan("forked", data=2, steps=40), tmp_path / "steps.jsonl"
+    entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
+    agent = start_agent("--warm-up-seconds=0")
+    agent.send("/order", order_of(agent, 1, entry, plan, ranks_per_node=2, drain_seconds=30))
+    agent.wait_until(lambda: "the fork server is ready" in (agent.folder / "agent.log").read_text(), timeout=240)
+    (server,) = (
+        pid for pid in descendants(agent.process.pid) if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+    # A server that stands still takes the launch in but does not see to it; then it dies.
+    os.kill(server, signal.SIGSTOP)
+    agent.send("/order", order_of(agent, 2, entry, plan, ranks_per_node=2))
+    agent.wait_until(lambda: "attempt 2: starting" in (agent.folder / "agent.log").read_text())
+    time.sleep(0.5)
+    os.kill(server, signal.SIGKILL)
+    assert agent.wait_for(AgentPhase.COMPLETED, timeout=240).attempt == 2
+    assert "died before any rank had begun" in (agent.folder / "agent.log").read_text()
 
 
 @pytest.mark.slow

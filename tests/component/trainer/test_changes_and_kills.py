@@ -60,7 +60,7 @@ def test_ten_random_changes_and_five_kills_train_exactly_the_samples_of_a_run_le
             time.sleep(chooser.uniform(0, 0.5))
             victim = chooser.choice(_living_ranks(agent, degrees.ranks))
             os.kill(victim, signal.SIGKILL)
-            assert "exited with -9" in agent.wait_for(AgentPhase.FAILED).message
+            agent.wait_for(AgentPhase.FAILED)
         attempt += 1
         assert agent.send("/order", order(attempt)) == 202
         steps = chooser.randrange(3, 12)

@@ -176,7 +176,9 @@ def test_the_phases_of_a_step_add_up_to_its_wall_time(make_plan, start_run):
     assert statistics.median(ratios) == pytest.approx(1, abs=0.02)
     measured = [sum(step["seconds"].values()) for step in run.steps if first < step["step"] <= last]
     assert sum(measured) == pytest.approx(seconds, rel=0.02)
-    assert all(step["seconds"]["communication"] > 0 for step in run.steps)
+    # In a step in which the other rank was late, all that was waited may be its doing.
+    assert all(step["seconds"]["communication"] + step["seconds"]["straggler_wait"] > 0 for step in run.steps)
+    assert any(step["seconds"]["communication"] > 0 for step in run.steps)
 
 
 def test_every_rank_serves_all_metrics_of_the_contract_with_its_labels(make_plan, start_run):

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -32,8 +33,25 @@ def test_a_record_is_read_as_it_was_written(tmp_path):
     assert read_pulses(tmp_path) == []
 
 
+def test_a_wait_within_a_wait_is_still_one(tmp_path):
+    heart = Heart(tmp_path, 0)
+    heart.beat("communication", 3, waits=True)
+    with heart.waiting("tensor_communication"):
+        pass
+    assert [(p.phase, p.waits) for p in read_pulses(tmp_path)] == [("communication", True)]
+    with heart.phase("fetch"):
+        assert [(p.phase, p.waits) for p in read_pulses(tmp_path)] == [("fetch", False)]
+
+
+def test_a_rank_that_no_agent_watches_beats_for_nobody():
+    heart = Heart(None, 0)
+    heart.beat("compute", 1)
+    heart.close()
+
+
 def test_ranks_that_get_on_are_left_alone():
     assert stall() is None
+    assert stall(pulse(0, 19, "communication", waits=True)) is None
     assert stall(pulse(0, 9), pulse(1, 0.1, waits=True), pulse(2, 200, phase="checkpoint")) is None
 
 
@@ -44,9 +62,9 @@ def test_who_waits_is_not_to_blame():
 
 
 def test_when_all_wait_the_cause_is_elsewhere():
-    found = stall(pulse(0, 15, "communication", waits=True), pulse(1, 16, "communication", waits=True))
+    found = stall(pulse(0, 25, "communication", waits=True), pulse(1, 26, "communication", waits=True))
     assert found.rank == 1
-    assert "has waited 16 s for ranks of other nodes" in str(found)
+    assert "has waited 26 s for ranks of other nodes" in str(found)
 
 
 def test_a_dead_process_comes_first_however_short_ago():
@@ -55,6 +73,20 @@ def test_a_dead_process_comes_first_however_short_ago():
     found = stall(pulse(0, 500), pulse(1, 0.1, process=gone.pid))
     assert (found.rank, found.is_dead) == (1, True)
     assert str(found).endswith("its process is gone")
+
+
+def test_a_stopped_process_has_no_excuse():
+    stopped = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        os.kill(stopped.pid, signal.SIGSTOP)
+        while Path(f"/proc/{stopped.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)
+        waiting = pulse(0, 30, "communication", waits=True)
+        found = stall(waiting, pulse(1, 11, "checkpoint", waits=True, process=stopped.pid))
+        assert (found.rank, found.phase, found.waits) == (1, "checkpoint", False)
+    finally:
+        stopped.kill()
+        stopped.wait()
 
 
 def live(folder, rank, hang_at):

@@ -78,6 +78,7 @@ def run_rank(options: argparse.Namespace, surroundings: Surroundings) -> RunResu
         result = train(plan, ranks, surroundings, metrics, steps_log, stop_signal, succession)
     finally:
         steps_log.close()
+    ranks.heart.close()
     return result
 
 

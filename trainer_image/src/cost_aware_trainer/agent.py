@@ -23,6 +23,7 @@ from pathlib import Path
 from cost_aware_trainer.contract import (
     AGENT_PORT,
     ENV_METRICS_PORT,
+    ENV_NODE,
     ENV_POD_INDEX,
     MAX_MESSAGE_BYTES,
     RUN_FOLDER,
@@ -31,6 +32,7 @@ from cost_aware_trainer.contract import (
     Release,
     RunOrder,
 )
+from cost_aware_trainer.heartbeat import LIMIT_SECONDS
 from cost_aware_trainer.processes import adopt_orphans
 from cost_aware_trainer.supervisor import AgentSettings, Answer, Supervisor
 
@@ -144,6 +146,12 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         default=30.0,
         help="after the first start, begin to import PyTorch for faster relaunches; negative: never",
     )
+    parser.add_argument(
+        "--stall-seconds",
+        type=float,
+        default=LIMIT_SECONDS,
+        help="without progress, after which a rank counts as stalled; at least ten median steps",
+    )
     parser.add_argument("--rendezvous-port", type=int, help="one port for all attempts (tests on one host)")
     parser.add_argument("--metrics-port", type=int, help="first metrics port (tests on one host)")
     return parser.parse_args(arguments)
@@ -164,6 +172,8 @@ def main(arguments: list[str] | None = None) -> int:
         linger_seconds=options.linger_seconds,
         reconfigure_seconds=options.reconfigure_seconds,
         warm_up_after_seconds=options.warm_up_seconds,
+        node=environment.get(ENV_NODE, ""),
+        stall_seconds=options.stall_seconds,
         rendezvous_port=options.rendezvous_port,
     )
     supervisor = Supervisor(settings, environment)

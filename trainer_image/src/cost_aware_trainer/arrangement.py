@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -15,9 +15,11 @@ from cost_aware_trainer.gradients import clip
 from cost_aware_trainer.layout import Shape
 from cost_aware_trainer.mesh import build_mesh
 from cost_aware_trainer.optimizer import build_optimizer, set_learning_rate
+from cost_aware_trainer.phases import PhaseClock
 from cost_aware_trainer.replica import Replica
 from cost_aware_trainer.samples import SampleOrder, Shard, Uint64Array
 from cost_aware_trainer.state import Checksums, Part, allocate_moments, parts_of
+from cost_aware_trainer.stragglers import book_straggler_wait
 
 
 class Arrangement:
@@ -66,6 +68,10 @@ class Arrangement:
     def bubble_seconds(self, compute_seconds: float) -> float:
         """What the pipeline's schedule makes a rank wait in a step in which it computes so long; 0 without a pipeline."""
         return self._replica.bubble_seconds(compute_seconds)
+
+    def book_straggler_wait(self, clock: PhaseClock, work_seconds: Sequence[float]) -> None:
+        """See `stragglers.book_straggler_wait`."""
+        book_straggler_wait(clock, work_seconds, self.mesh.place, self.plan.degrees)
 
     def update(self, norm: float, rate: float) -> None:
         """Clips by the global norm and applies the optimizer's step."""

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Self
 
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
+
+from cost_aware_trainer.contract import ENV_PULSE_FOLDER
+from cost_aware_trainer.heartbeat import Heart
 
 ENV_COLLECTIVE_TIMEOUT = "CATJ_COLLECTIVE_TIMEOUT_SECONDS"
 TIMEOUT = timedelta(seconds=float(os.environ.get(ENV_COLLECTIVE_TIMEOUT, "60")))
@@ -34,6 +38,8 @@ class Ranks:
     local_rank: int
     device: torch.device
     background: dist.ProcessGroup | None
+    heart: Heart = field(default_factory=lambda: Heart(None, 0))
+    """By which the agent sees that this rank gets on; whatever waits for others says so."""
 
     @property
     def is_first(self) -> bool:
@@ -43,15 +49,18 @@ class Ranks:
     def synchronise(self) -> None:
         """Waits until the device has done what was asked of it; nothing to wait for on a CPU."""
         if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+            # The device itself waits for other ranks in NCCL's kernels, and the host cannot tell that from work.
+            with self.heart.waiting():
+                torch.cuda.synchronize(self.device)
 
     def sum(self, values: list[float]) -> list[float]:
         """Element-wise sums over all ranks, in float64."""
         if self.size == 1:
             return values
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(tensor)
-        sums: list[float] = tensor.tolist()
+        with self.heart.waiting():
+            dist.all_reduce(tensor)
+            sums: list[float] = tensor.tolist()
         return sums
 
     def broadcast_json(self, document: Any) -> Any:
@@ -59,13 +68,15 @@ class Ranks:
         if self.size == 1:
             return document
         content = json.dumps(document).encode() if self.is_first else b""
-        length = torch.tensor([len(content)], dtype=torch.int64, device=self.device)
-        dist.broadcast(length, src=0)
-        buffer = torch.zeros(int(length.item()), dtype=torch.uint8, device=self.device)
-        if self.is_first:
-            buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
-        dist.broadcast(buffer, src=0)
-        return json.loads(bytes(buffer.cpu().numpy()))
+        with self.heart.waiting():
+            length = torch.tensor([len(content)], dtype=torch.int64, device=self.device)
+            dist.broadcast(length, src=0)
+            buffer = torch.zeros(int(length.item()), dtype=torch.uint8, device=self.device)
+            if self.is_first:
+                buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+            dist.broadcast(buffer, src=0)
+            received = bytes(buffer.cpu().numpy())
+        return json.loads(received)
 
     def first_problem(self, problem: str) -> str:
         """The problem of the lowest rank that has one, on every rank; empty if none has."""
@@ -73,14 +84,16 @@ class Ranks:
             return problem
         texts = [torch.zeros(1024, dtype=torch.uint8, device=self.device) for _ in range(self.size)]
         mine = problem.encode()[:1024].ljust(1024, b"\0")
-        dist.all_gather(texts, torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device))
+        with self.heart.waiting():
+            dist.all_gather(texts, torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device))
         problems = [bytes(text.cpu().numpy()).rstrip(b"\0").decode(errors="replace") for text in texts]
         return next((text for text in problems if text), "")
 
     def barrier(self) -> None:
         """Waits for all ranks."""
         if self.size > 1:
-            dist.barrier()
+            with self.heart.waiting():
+                dist.barrier()
 
 
 @dataclass(frozen=True)
@@ -91,13 +104,16 @@ class Rendezvous:
     rank: int
     size: int
     local_rank: int
+    heart: Heart = field(default_factory=lambda: Heart(None, 0))
 
     @classmethod
     def from_environment(cls) -> Self:
         """Goes where torchrun's environment says; a single rank needs no place to meet."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        folder = os.environ.get(ENV_PULSE_FOLDER)
+        heart = Heart(Path(folder) if folder else None, rank)
         store = next(rendezvous("env://", timeout=TIMEOUT))[0] if size > 1 else None
-        return cls(store, rank, size, int(os.environ.get("LOCAL_RANK", "0")))
+        return cls(store, rank, size, int(os.environ.get("LOCAL_RANK", "0")), heart)
 
     def join(self, generation: str) -> Ranks:
         """Makes the run's process groups: nccl where CUDA is available, gloo otherwise.
@@ -109,13 +125,14 @@ class Rendezvous:
         if has_cuda:
             torch.cuda.set_device(device)
         if self.store is None:
-            return Ranks(self.rank, self.size, self.local_rank, device, None)
+            return Ranks(self.rank, self.size, self.local_rank, device, None, self.heart)
         store = PrefixStore(f"generation/{generation}", self.store)
         backend = "nccl" if has_cuda else "gloo"
-        dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
-        background = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        with self.heart.waiting():
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
+            background = dist.new_group(backend="gloo", timeout=TIMEOUT)
         assert isinstance(background, dist.ProcessGroup)  # noqa: S101  every rank is a member
-        return Ranks(self.rank, self.size, self.local_rank, device, background)
+        return Ranks(self.rank, self.size, self.local_rank, device, background, self.heart)
 
 
 def disconnect() -> None:
@@ -136,6 +153,10 @@ class StepVote:
     save_failed: bool = False
     is_ready: bool = False
     """Whether the rank has seen a new plan; the combined vote says whether all have."""
+    work_seconds: float = 0.0
+    """How long the rank itself has worked since the last vote."""
+    work_seconds_of: tuple[float, ...] = ()
+    """The same of every rank, by rank; only in the combined vote."""
 
 
 def combine(ranks: Ranks, vote: StepVote) -> StepVote:
@@ -143,19 +164,32 @@ def combine(ranks: Ranks, vote: StepVote) -> StepVote:
 
     Only `is_ready` is true if it is true of all.
 
+    Each rank's working time has a place of its own, in which the others add 0.
+
     A checksum travels as four limbs of 16 bits, whose sums float64 holds exactly for up to 2^37 ranks.
     """
     limbs = [float((vote.checksum >> (_LIMB_BITS * i)) & 0xFFFF) for i in range(_LIMBS)]
     flags = [float(vote.wants_stop), float(vote.wants_checkpoint), float(vote.save_failed), float(vote.is_ready)]
-    loss_sum, squared_norm, *rest = ranks.sum([vote.loss_sum, vote.squared_norm, *flags, *limbs])
-    stop, checkpoint, failed, ready, *summed_limbs = rest
+    work = [vote.work_seconds if rank == ranks.rank else 0.0 for rank in range(ranks.size)]
+    loss_sum, squared_norm, *rest = ranks.sum([vote.loss_sum, vote.squared_norm, *flags, *limbs, *work])
+    stop, checkpoint, failed, ready, *rest = rest
+    summed_limbs, work = rest[:_LIMBS], rest[_LIMBS:]
     checksum = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(summed_limbs)) & ((1 << 64) - 1)
-    return StepVote(loss_sum, checksum, squared_norm, stop > 0, checkpoint > 0, failed > 0, ready == ranks.size)
+    return StepVote(
+        loss_sum,
+        checksum,
+        squared_norm,
+        stop > 0,
+        checkpoint > 0,
+        failed > 0,
+        ready == ranks.size,
+        work_seconds_of=tuple(work),
+    )
 
 
 def combine_bytes(ranks: Ranks) -> float:
     """Bytes that `combine` sends per rank in a ring."""
-    return ring_bytes((2 + 4 + _LIMBS) * 8, ranks.size)
+    return ring_bytes((2 + 4 + _LIMBS + ranks.size) * 8, ranks.size)
 
 
 def ring_bytes(payload_bytes: float, ranks: int) -> float:

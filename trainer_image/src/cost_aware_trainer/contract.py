@@ -43,6 +43,9 @@ ENV_RESULT_FILE = "CATJ_RESULT_FILE"
 ENV_RECONFIGURED_FILE = "CATJ_RECONFIGURED_FILE"
 ENV_PLAN_FILE = "CATJ_PLAN_FILE"
 ENV_METRICS_PORT = "CATJ_METRICS_PORT"
+ENV_NODE = "CATJ_NODE"
+"""The name of the pod's node, for messages."""
+ENV_PULSE_FOLDER = "CATJ_PULSE_FOLDER"
 """Set by the agent for the ranks it starts; a rank started by hand has none of them and does without."""
 
 EXIT_STOPPED = 143

@@ -19,6 +19,7 @@ def heldout_loss(replica: Replica, corpus: Corpus, mesh: Mesh, samples: int, mic
     loss_sum = 0.0
     with torch.no_grad():
         for index in range(rounds):
+            mesh.ranks.heart.beat()
             first = (index * degree + mesh.place.data) * micro_samples
             chosen = starts[first : first + micro_samples]
             is_spare = len(chosen) == 0

@@ -10,6 +10,7 @@ Standard library only: the agent imports it.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 import struct
@@ -20,12 +21,24 @@ from pathlib import Path
 
 LIMIT_SECONDS = 20.0
 """How long a rank may stay in one phase of one step before it counts as stalled."""
-PHASE_LIMITS_SECONDS: Mapping[str, float] = {"checkpoint": 300.0, "evaluation": 120.0, "start": 300.0}
-"""Phases that may take longer. `start` is all that comes before the first step."""
+WAITING_FACTOR = 2.0
+"""How many times as long one that waits for others may: the agent of whoever it waits for speaks first."""
+PHASE_LIMITS_SECONDS: Mapping[str, float] = {
+    "start": 600.0,
+    "fetch": math.inf,
+    "data": 60.0,
+    "checkpoint": 600.0,
+    "evaluation": 300.0,
+}
+"""Phases that may take longer. `start` is all that comes before the first step but `fetch`, which copies data over the network
+and has limits of its own."""
 
-_RECORD = struct.Struct("<QdqqB39s24xQ")
-"""Sequence number, seconds, step, process, waits, phase, and the sequence number again: a torn record shows."""
+_RECORD = struct.Struct("<QdqqqB39s16xQ")
+"""Sequence number, seconds, step, first step, process, waits, phase, and the sequence number again: a torn record shows."""
 _PREFIX = "pulse-"
+_DEAD = frozenset("ZXx")
+"""States of a process that has ended; `Z` of one that was not waited for yet."""
+_STOPPED = frozenset("Tt")
 
 
 @dataclass(frozen=True)
@@ -38,6 +51,8 @@ class Pulse:
     step: int
     phase: str
     waits: bool
+    finished: int = 1
+    """Steps that this rank has finished under its present plan."""
 
 
 @dataclass(frozen=True)
@@ -62,37 +77,62 @@ class Stall:
 
 
 class Heart:
-    """A rank's side. Not for several threads."""
+    """A rank's side; without a folder it beats for nobody. Not for several threads."""
 
-    def __init__(self, folder: Path, rank: int) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path = folder / f"{_PREFIX}{rank}"
-        self._path.write_bytes(bytes(_RECORD.size))
-        with self._path.open("r+b") as file:
-            self._memory = mmap.mmap(file.fileno(), _RECORD.size)
-        self._sequence, self._step, self._phase = 0, 0, "start"
+    def __init__(self, folder: Path | None, rank: int) -> None:
+        self._path = folder / f"{_PREFIX}{rank}" if folder else None
+        self._memory: mmap.mmap | bytearray = bytearray(_RECORD.size)
+        if self._path:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._path.write_bytes(self._memory)
+            with self._path.open("r+b") as file:
+                self._memory = mmap.mmap(file.fileno(), _RECORD.size)
+        self._process = os.getpid()
+        self._sequence, self._step, self._phase, self._waits = 0, 0, "start", False
+        self._first_step: int | None = None
         self.beat("start")
 
-    def beat(self, phase: str, step: int | None = None, *, waits: bool = False) -> None:
-        """Says that this rank gets on, in a phase (39 bytes at most), at a step or the one before."""
+    def begin_anew(self) -> None:
+        """Says that what was finished so far was under another plan."""
+        self._first_step = None
+
+    def beat(self, phase: str | None = None, step: int | None = None, *, waits: bool = False) -> None:
+        """Says that this rank gets on, in a phase (39 bytes at most) or the one before, at a step or the one before."""
         self._sequence += 1
-        self._phase, self._step = phase, self._step if step is None else step
-        name = phase.encode()[:39]
-        record = (self._sequence, time.monotonic(), self._step, os.getpid(), waits, name, self._sequence)
-        self._memory[:] = _RECORD.pack(*record)
+        if phase is not None:
+            self._phase = phase
+        if step is not None:
+            self._step = step
+            if self._first_step is None:
+                self._first_step = step
+        self._waits = waits
+        name = self._phase.encode()[:39]
+        first_step = self._step if self._first_step is None else self._first_step
+        now_seconds, sequence, process = time.monotonic(), self._sequence, self._process
+        _RECORD.pack_into(
+            self._memory, 0, sequence, now_seconds, self._step, first_step, process, waits, name, sequence
+        )
 
     @contextlib.contextmanager
-    def waiting(self, phase: str) -> Iterator[None]:
+    def waiting(self, phase: str | None = None) -> Iterator[None]:
         """Around what needs other ranks: whoever is in such a block is not to blame."""
-        outer = self._phase
+        outer, waits = self._phase, self._waits
         self.beat(phase, waits=True)
+        yield
+        self.beat(outer, waits=waits)
+
+    @contextlib.contextmanager
+    def phase(self, phase: str) -> Iterator[None]:
+        """A phase, and then the one around it."""
+        outer = self._phase
+        self.beat(phase)
         yield
         self.beat(outer)
 
     def close(self) -> None:
         """Takes the record away, so that a rank that has ended as it should is not missed."""
-        self._memory.close()
-        self._path.unlink(missing_ok=True)
+        if self._path:
+            self._path.unlink(missing_ok=True)
 
 
 def read_pulses(folder: Path) -> list[Pulse]:
@@ -105,10 +145,11 @@ def read_pulses(folder: Path) -> list[Pulse]:
             continue
         if len(content) != _RECORD.size:
             continue
-        sequence, seconds, step, process, waits, phase, again = _RECORD.unpack(content)
+        sequence, seconds, step, first_step, process, waits, phase, again = _RECORD.unpack(content)
         if sequence == again and sequence > 0:
             rank = int(path.name.removeprefix(_PREFIX))
-            found.append(Pulse(rank, process, seconds, step, phase.rstrip(b"\0").decode(errors="replace"), bool(waits)))
+            name = phase.rstrip(b"\0").decode(errors="replace")
+            found.append(Pulse(rank, process, seconds, step, name, bool(waits), step - first_step))
     return sorted(found, key=lambda pulse: pulse.rank)
 
 
@@ -122,22 +163,29 @@ def find_stall(
     """The rank of this node to name, or None while all get on.
 
     A rank whose process is gone comes first, then one that does not wait for others, each the longest silent one; one that
-    waits is named only if nobody else is: then the cause is on another node, whose agent will name it.
+    waits is named only if nobody else is, and later: then the cause is on another node, whose agent will name it. The first
+    step, which may compile, has the limit of `start`. A process that was stopped has no excuse in what it did.
     """
     now = time.monotonic() if now_seconds is None else now_seconds
     stalls = []
     for pulse in pulses:
-        silent_seconds, is_dead = now - pulse.seconds, not _lives(pulse.process)
-        if is_dead or silent_seconds > limits_seconds.get(pulse.phase, limit_seconds):
-            stalls.append(Stall(pulse.rank, node, pulse.step, pulse.phase, silent_seconds, is_dead, pulse.waits))
+        state, silent_seconds = _state(pulse.process), now - pulse.seconds
+        is_dead, is_stopped = state in _DEAD, state in _STOPPED
+        phase_limit = limits_seconds.get(pulse.phase, 0.0)
+        if pulse.finished < 1:
+            phase_limit = max(phase_limit, limits_seconds.get("start", 0.0))
+        limit = limit_seconds if is_stopped else max(limit_seconds, phase_limit)
+        waits = pulse.waits and not is_stopped
+        if is_dead or silent_seconds > limit * (WAITING_FACTOR if waits else 1.0):
+            stalls.append(Stall(pulse.rank, node, pulse.step, pulse.phase, silent_seconds, is_dead, waits))
     return min(stalls, key=lambda s: (not s.is_dead, s.waits, -s.seconds), default=None)
 
 
-def _lives(process: int) -> bool:
-    """Whether a process runs; one that has ended and was not waited for does not."""
+def _state(process: int) -> str:
+    """The state letter of a process, `X` if there is none."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return False
+        return "X"
     # after the name in parentheses, which may hold anything, comes the state
-    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+    return stat.rpartition(")")[2].split()[0]

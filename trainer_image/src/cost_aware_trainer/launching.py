@@ -10,9 +10,10 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from cost_aware_trainer.contract import RunOrder
+from cost_aware_trainer.contract import ENV_PULSE_FOLDER, RunOrder
 from cost_aware_trainer.forkserver import ENDED_MARK
 from cost_aware_trainer.processes import Tail, Torchrun, kill_descendants, reap_adopted
 
@@ -108,37 +109,62 @@ class ForkServer:
         assert self._process.stdin is not None  # noqa: S101  it was asked for
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
-        return ForkedTorchrun(self, self._launches)
+        return ForkedTorchrun(self, self._launches, command, environment)
 
 
 class ForkedTorchrun:
-    """A running torchrun that the fork server has started; the same to its owner as `processes.Torchrun`."""
+    """A running torchrun that the fork server has started; the same to its owner as `processes.Torchrun`.
 
-    def __init__(self, server: ForkServer, launch: int) -> None:
+    A server that dies before any rank has begun is made up for by a new process: nothing is lost but seconds.
+    """
+
+    def __init__(self, server: ForkServer, launch: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._server, self._launch = server, launch
+        self._command, self._environment = command, environment
+        self._replacement: Torchrun | None = None
 
     def exit_code(self) -> int | None:
-        """The exit code, or None while torchrun runs; that of a lost server counts as torchrun's."""
-        if not self._server.is_alive:
-            return self._server.codes.get(self._launch, 1)
+        """The exit code, or None while torchrun runs; that of a server lost under its ranks counts as torchrun's."""
+        if self._replacement:
+            return self._replacement.exit_code()
+        code = self._server_code()
+        if code is None and not self._server.is_alive:
+            return self._replace()
+        return code
+
+    def _server_code(self) -> int | None:
         return self._server.codes.get(self._launch)
+
+    def _replace(self) -> int | None:
+        # What the server has begun goes on without it, and must not meet its own replacement.
+        kill_descendants()
+        if any(Path(self._environment[ENV_PULSE_FOLDER]).iterdir()):
+            return 1
+        logger.error("the fork server died before any rank had begun: starting torchrun as a new process")
+        self._replacement = Torchrun(self._command, self._environment)
+        return None
 
     def terminate(self) -> None:
         """Nothing: only a user's own program is told to end so, and that is never forked."""
 
     def kill(self, spared: int | None = None) -> None:
         """Kills every descendant of this agent but the fork server; raises as `processes.Torchrun.kill`."""
+        if self._replacement:
+            self._replacement.kill(spared)
+            return
         kill_descendants(spared)
         reap_adopted(self._server.pid)
         deadline_seconds = time.monotonic() + 1.0
         # The server takes note of the death before it is asked for another launch.
-        while spared is not None and self.exit_code() is None and time.monotonic() < deadline_seconds:
+        while spared is not None and self._server_code() is None and time.monotonic() < deadline_seconds:
             time.sleep(0.01)
 
     def last_error(self) -> str:
         """See `processes.Tail.last_error`; the code comes by another way than what was written, and may be here before it."""
+        if self._replacement:
+            return self._replacement.last_error()
         self._server.tail.settle(str(self._launch))
-        return self._server.tail.last_error()
+        return self._server.tail.last_error() or "the fork server died under its ranks"
 
 
 class Launcher:

@@ -44,7 +44,7 @@ def build_mesh(ranks: Ranks, plan: RunPlan) -> Mesh:
         groups = {axis: mesh.get_group(axis.value) for axis in long}
         data = mesh[Axis.DATA.value] if Axis.DATA in long else None
     place = Coordinates.of(ranks.rank, degrees)
-    return Mesh(ranks, place, groups, lengths, data, _ends_group(ranks, plan), Traffic(ranks.device))
+    return Mesh(ranks, place, groups, lengths, data, _ends_group(ranks, plan), Traffic(ranks.device, ranks.heart))
 
 
 def _ends_group(ranks: Ranks, plan: RunPlan) -> dist.ProcessGroup | None:
@@ -62,3 +62,10 @@ def _ends_group(ranks: Ranks, plan: RunPlan) -> dist.ProcessGroup | None:
                 assert isinstance(group, dist.ProcessGroup)  # noqa: S101  it is a member
                 mine = group
     return mine
+
+
+def data_mesh(ranks: Ranks) -> Mesh:
+    """All ranks on the data axis."""
+    groups = {Axis.DATA: whole} if (whole := dist.group.WORLD) is not None and ranks.size > 1 else {}
+    lengths = {Axis.PIPELINE: 1, Axis.DATA: ranks.size, Axis.TENSOR: 1}
+    return Mesh(ranks, Coordinates(ranks.rank, 0, 0), groups, lengths, None, None, Traffic(ranks.device, ranks.heart))

@@ -21,15 +21,17 @@ class Lap:
 class PhaseClock:
     """Books every moment on one phase; what no phase claims is compute.
 
-    `synchronise` is called before each reading: on CUDA, kernels must be booked where they were started.
+    `synchronise` is called before each reading: on CUDA, kernels must be booked where they were started. `on_phase` hears of
+    every phase that begins.
     """
 
     def __init__(
         self,
         now_seconds: Callable[[], float] = time.perf_counter,
         synchronise: Callable[[], None] = lambda: None,
+        on_phase: Callable[[Phase], None] = lambda _: None,
     ) -> None:
-        self._now_seconds, self._synchronise = now_seconds, synchronise
+        self._now_seconds, self._synchronise, self._on_phase = now_seconds, synchronise, on_phase
         self._phase = Phase.COMPUTE
         self._since_seconds = self._lap_started_seconds = now_seconds()
         self._seconds = dict.fromkeys(Phase, 0.0)
@@ -71,4 +73,5 @@ class PhaseClock:
         self._seconds[self._phase] += now_seconds - self._since_seconds
         self._since_seconds = now_seconds
         outer, self._phase = self._phase, phase
+        self._on_phase(phase)
         return outer

@@ -25,17 +25,18 @@ from torch import Tensor, nn
 
 from cost_aware_trainer.checkpoint import Checkpointer, CheckpointError, Progress
 from cost_aware_trainer.collectives import Ranks, Rendezvous, StepVote, combine, combine_bytes, disconnect
-from cost_aware_trainer.contract import EXIT_INVALID, AgentPhase, CheckpointPlan, Metric, Phase, RunResult
+from cost_aware_trainer.contract import EXIT_INVALID, AgentPhase, CheckpointPlan, DegreesPlan, Metric, Phase, RunResult
 from cost_aware_trainer.gradients import DataSum, Held
-from cost_aware_trainer.layout import Box, Coordinates
+from cost_aware_trainer.layout import Box
 from cost_aware_trainer.manifests import RunFacts
-from cost_aware_trainer.mesh import Mesh
+from cost_aware_trainer.mesh import data_mesh
 from cost_aware_trainer.metrics import RankMetrics, peak_memory_bytes
 from cost_aware_trainer.phases import PhaseClock
 from cost_aware_trainer.results import StepsLog, StopSignal, Surroundings
 from cost_aware_trainer.samples import SampleOrder, Shard, add_checksums, checksum, checksum_text
 from cost_aware_trainer.session_state import WholeChecksums, allocate_state, whole_parts
-from cost_aware_trainer.traffic import Axis, Traffic
+from cost_aware_trainer.stragglers import WorkMeter, book_straggler_wait
+from cost_aware_trainer.traffic import Axis
 from cost_aware_trainer.validation import InvalidRunError
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,8 @@ class TrainingSession:
             self._surroundings.write_result(RunResult(outcome=AgentPhase.INVALID, message=str(error)))
             print(f"invalid run: {error}", file=sys.stderr, flush=True)
             sys.exit(EXIT_INVALID)
-        self._clock = PhaseClock(synchronise=self.ranks.synchronise)
+        self._clock = PhaseClock(synchronise=self.ranks.synchronise, on_phase=self._beat)
+        self._work = WorkMeter(self._clock)
         return self
 
     def __exit__(
@@ -137,6 +139,10 @@ class TrainingSession:
                 "" if is_complete else "stopped as asked, with a checkpoint",
             )
             disconnect()
+            self.ranks.heart.close()
+
+    def _beat(self, phase: Phase) -> None:
+        self.ranks.heart.beat(phase.value, self.step_number + 1)
 
     def _check(self) -> None:
         positive = {"samples": self._samples, "global_samples": self.global_samples, "steps": self.steps}
@@ -192,8 +198,9 @@ class TrainingSession:
     def _share(self, tensors: Iterable[Tensor]) -> None:
         """Gives every rank rank 0's values."""
         if self.ranks.size > 1:
-            for tensor in tensors:
-                dist.broadcast(tensor, src=0)
+            with self.ranks.heart.waiting():
+                for tensor in tensors:
+                    dist.broadcast(tensor, src=0)
 
     @property
     def device(self) -> torch.device:
@@ -262,8 +269,10 @@ class TrainingSession:
         for seconds in self._mesh.traffic.take_seconds().values():
             self._clock.move(Phase.COMPUTE, Phase.COMMUNICATION, seconds)
         flags = self._stop.is_set(), self._is_save_due(), self._save_has_failed()
+        vote = StepVote(self._loss_sum, self._trained, 0.0, *flags, work_seconds=self._work.seconds())
         with self._clock.phase(Phase.COMMUNICATION):
-            agreed = combine(self.ranks, StepVote(self._loss_sum, self._trained, 0.0, *flags))
+            agreed = combine(self.ranks, vote)
+        book_straggler_wait(self._clock, agreed.work_seconds_of, self._mesh.place, DegreesPlan(data=self.ranks.size))
         self._loss_sum, self._trained = 0.0, 0
         loss, norm = agreed.loss_sum / self.global_samples, self._update(agreed.loss_sum)
         total = add_checksums(self._progress.checksum, agreed.checksum)
@@ -349,6 +358,7 @@ class TrainingSession:
 
     def _report(self, norm: float) -> None:
         lap, progress = self._clock.lap(), self._progress
+        self._work.end(lap)
         sent_bytes = self._mesh.traffic.take_bytes()[Axis.DATA] + combine_bytes(self.ranks)
         gauges = {
             Metric.STEP: progress.step,
@@ -390,10 +400,3 @@ class TrainingSession:
         )
         if self.ranks.local_rank == 0:
             self._surroundings.write_result(result)
-
-
-def data_mesh(ranks: Ranks) -> Mesh:
-    """All ranks on the data axis."""
-    groups = {Axis.DATA: whole} if (whole := dist.group.WORLD) is not None and ranks.size > 1 else {}
-    lengths = {Axis.PIPELINE: 1, Axis.DATA: ranks.size, Axis.TENSOR: 1}
-    return Mesh(ranks, Coordinates(ranks.rank, 0, 0), groups, lengths, None, None, Traffic(ranks.device))

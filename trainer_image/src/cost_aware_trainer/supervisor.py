@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 import os
-import shutil
 import threading
 import time
 from collections.abc import Mapping
@@ -13,15 +12,11 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
 
+from cost_aware_trainer.attempt_files import PULSES, write_attempt
 from cost_aware_trainer.contract import (
     CONTRACT_VERSION,
-    ENV_ATTEMPT,
-    ENV_CONTROL_FILE,
     ENV_JOB,
     ENV_NAMESPACE,
-    ENV_PLAN_FILE,
-    ENV_RECONFIGURED_FILE,
-    ENV_RESULT_FILE,
     EXIT_INVALID,
     EXIT_STOPPED,
     AgentPhase,
@@ -35,8 +30,11 @@ from cost_aware_trainer.contract import (
     RunResult,
     rendezvous_port,
 )
+from cost_aware_trainer.heartbeat import LIMIT_SECONDS
 from cost_aware_trainer.launching import ForkedTorchrun, Launcher, torchrun_command
 from cost_aware_trainer.processes import Torchrun
+from cost_aware_trainer.results import write_atomically
+from cost_aware_trainer.stalls import StallWatch
 
 logger = logging.getLogger(__name__)
 
@@ -56,6 +54,10 @@ class AgentSettings:
     """How long running ranks may take to go on under another plan, the step that they are in included."""
     warm_up_after_seconds: float = 30.0
     """When the fork server is started, counted from the first attempt's start; negative: never."""
+    node: str = ""
+    """The node's name, for messages; the pod's, where it is not known."""
+    stall_seconds: float = LIMIT_SECONDS
+    """How long a rank may show no progress; see `stalls.StallWatch`."""
     rendezvous_port: int | None = None
     """For tests on one host; otherwise each attempt has its own port."""
 
@@ -66,13 +68,6 @@ class Answer:
 
     status: HTTPStatus
     text: str
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Writes a small file so that no reader ever sees a part of it."""
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text)
-    partial.replace(path)
 
 
 def can_follow_in_process(running: RunOrder, order: RunOrder) -> bool:
@@ -118,6 +113,7 @@ class Supervisor:
         self._is_released = False
         self._is_terminating = False
         self._torchrun: Torchrun | ForkedTorchrun | None = None
+        self._watch: StallWatch | None = None
         self._launcher = Launcher(settings.warm_up_after_seconds)
         self._stop_deadline_seconds: float | None = None
         self._completed_at_seconds = 0.0
@@ -189,6 +185,7 @@ class Supervisor:
             self._watch_reconfiguration()
             self._watch_drain()
             self._note_end()
+            self._watch_ranks()
             self._launcher.warm_up()
             exit_code = self._terminated() if self._is_terminating else self._lingered()
             if exit_code is not None:
@@ -230,11 +227,14 @@ class Supervisor:
         self._kill()
         self._launched = self._followed = order
         self._reconfigure_deadline_seconds = self._drain_deadline_seconds = None
-        environment = self._write_attempt(order, self._attempt_folder(order))
+        environment = write_attempt(order, self._attempt_folder(order), self._environment)
         port = self._settings.rendezvous_port or rendezvous_port(order.attempt)
         logger.info("attempt %d: starting %d ranks of %d nodes", order.attempt, order.ranks_per_node, order.nodes)
         command = torchrun_command(order, self._settings.index, port)
         self._torchrun = self._launcher.start(order, command, environment)
+        node, limit_seconds = self._settings.node or self._settings.pod, self._settings.stall_seconds
+        pulses = self._attempt_folder(order) / PULSES
+        self._watch = StallWatch(pulses, node, limit_seconds, is_own_program=order.plan is None)
 
     def _hand_over(self, order: RunOrder) -> None:
         """Tells ranks that run to go on under another plan; if they do not, they are started anew."""
@@ -262,6 +262,8 @@ class Supervisor:
         told = Reconfigured.from_json(path.read_bytes()) if path.exists() else None
         if told is not None and told.attempt == self._order.attempt:
             self._reconfigure_deadline_seconds = None
+            if self._watch:
+                self._watch.begin_anew()
             message = f"went on in process after {told.total_seconds:.2f} s, with step {told.step}"
             logger.info("attempt %d: %s", told.attempt, message)
             with self._lock:
@@ -275,31 +277,22 @@ class Supervisor:
             )
             self._launch(self._order)
 
+    def _watch_ranks(self) -> None:
+        """Ends an attempt one of whose ranks does not get on, unless something with a deadline of its own is under way."""
+        deadlines = self._reconfigure_deadline_seconds, self._drain_deadline_seconds, self._stop_deadline_seconds
+        if self._torchrun is None or self._watch is None or self._order is None or any(deadlines):
+            return
+        stall = self._watch.look()
+        if stall is None:
+            return
+        logger.error("attempt %d: stalled: %s; killing the ranks", self._order.attempt, stall)
+        self._kill()
+        with self._lock:
+            if not self._is_new:
+                self._set(attempt=self._order.attempt, phase=AgentPhase.FAILED, message=f"stalled: {stall}")
+
     def _attempt_folder(self, order: RunOrder) -> Path:
         return self._settings.run_folder / f"attempt-{order.attempt}"
-
-    def _write_attempt(self, order: RunOrder, folder: Path) -> dict[str, str]:
-        """Writes the attempt's files; returns the environment that tells the ranks of them."""
-        # A container that was restarted finds its predecessor's files, and must not take an old result for a new one.
-        shutil.rmtree(folder, ignore_errors=True)
-        (folder / "tmp").mkdir(parents=True)
-        write_atomically(folder / "control.json", Control(attempt=order.attempt, stop=False).to_json())
-        environment = {
-            # torchrun needs a writable temporary folder; the root file system may be read-only.
-            "TMPDIR": str(folder / "tmp"),
-            "OMP_NUM_THREADS": "1",
-            **self._environment,
-            ENV_JOB: order.job,
-            ENV_NAMESPACE: order.namespace,
-            ENV_ATTEMPT: str(order.attempt),
-            ENV_CONTROL_FILE: str(folder / "control.json"),
-            ENV_RESULT_FILE: str(folder / "result.json"),
-            ENV_RECONFIGURED_FILE: str(folder / "reconfigured.json"),
-        }
-        if order.plan is not None:
-            write_atomically(folder / "plan.json", order.plan.to_json())
-            environment[ENV_PLAN_FILE] = str(folder / "plan.json")
-        return environment
 
     def _note_end(self) -> None:
         """Turns the end of torchrun into a phase."""

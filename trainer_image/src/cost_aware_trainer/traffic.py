@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from cost_aware_trainer.contract import Phase
+from cost_aware_trainer.heartbeat import Heart
+
 
 class Axis(StrEnum):
     """The three ways in which a run is split."""
@@ -19,6 +22,14 @@ class Axis(StrEnum):
     PIPELINE = "pipeline"
 
 
+PHASE_OF = {
+    Axis.DATA: Phase.COMMUNICATION,
+    Axis.TENSOR: Phase.TENSOR_COMMUNICATION,
+    Axis.PIPELINE: Phase.PIPELINE_COMMUNICATION,
+}
+"""The phase of what a rank waits for on each axis."""
+
+
 class Traffic:
     """Counts bytes sent and seconds exposed since the last `take`.
 
@@ -26,7 +37,8 @@ class Traffic:
     is measured between events on the stream that has to wait, and only read when a step ends.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, heart: Heart | None = None) -> None:
+        self._heart = heart or Heart(None, 0)
         self._on_cuda = device.type == "cuda"
         self._bytes = dict.fromkeys(Axis, 0.0)
         self._seconds = dict.fromkeys(Axis, 0.0)
@@ -48,7 +60,8 @@ class Traffic:
             self._events.append((axis, started, ended))
         else:
             started_seconds = time.perf_counter()
-            yield
+            with self._heart.waiting(PHASE_OF[axis].value):
+                yield
             self._seconds[axis] += time.perf_counter() - started_seconds
 
     def take_seconds(self) -> dict[Axis, float]:

@@ -33,18 +33,12 @@ from cost_aware_trainer.prefetch import Prefetcher
 from cost_aware_trainer.reconfigure import Carried, Stopwatch, check_successor, hand_over
 from cost_aware_trainer.results import StepsLog, Surroundings
 from cost_aware_trainer.samples import SampleOrder, add_checksums, checksum, checksum_text
+from cost_aware_trainer.stragglers import WorkMeter
 from cost_aware_trainer.streaming import open_data
-from cost_aware_trainer.traffic import Axis
+from cost_aware_trainer.traffic import PHASE_OF, Axis
 from cost_aware_trainer.validation import InvalidRunError
 
 logger = logging.getLogger(__name__)
-
-_EXPOSED = {
-    Axis.DATA: Phase.COMMUNICATION,
-    Axis.TENSOR: Phase.TENSOR_COMMUNICATION,
-    Axis.PIPELINE: Phase.PIPELINE_COMMUNICATION,
-}
-"""The phase of what a rank waits for on each axis."""
 
 
 class DivergedError(RuntimeError):
@@ -59,7 +53,8 @@ def open_corpus(plan: RunPlan, ranks: Ranks) -> Corpus:
     """
     corpus, problem = None, ""
     try:
-        corpus = open_data(plan.data_folder, plan.model.sequence_length, verify_hashes=ranks.is_first)
+        with ranks.heart.phase("fetch"):
+            corpus = open_data(plan.data_folder, plan.model.sequence_length, verify_hashes=ranks.is_first)
     except DataError as error:
         problem = f"data_folder, rank {ranks.rank}: {error}"
     agreed = ranks.first_problem(problem)
@@ -111,8 +106,12 @@ class Trainer:
         self._save_failure = ""
         self._is_superseded = False
         self._resume()
-        self._clock = PhaseClock(synchronise=ranks.synchronise)
+        self._clock = PhaseClock(synchronise=ranks.synchronise, on_phase=self._beat)
+        self._work = WorkMeter(self._clock)
         self._saved_at_seconds = time.monotonic()
+
+    def _beat(self, phase: Phase) -> None:
+        self._ranks.heart.beat(phase.value, self._progress.step + 1)
 
     def _facts(self) -> RunFacts:
         return RunFacts(
@@ -180,6 +179,7 @@ class Trainer:
         vote = self._accumulate()
         with self._clock.phase(Phase.COMMUNICATION):
             agreed = combine(self._ranks, vote)
+        self._arrangement.book_straggler_wait(self._clock, agreed.work_seconds_of)
         loss = agreed.loss_sum / (self._plan.batch.global_samples * self._plan.model.sequence_length)
         gradient_norm = math.sqrt(agreed.squared_norm)
         rate = self._update(step, loss, gradient_norm)
@@ -201,12 +201,12 @@ class Trainer:
         loss_sum, squared_norm = arrangement.accumulate(self._micro_batches())
         self._clock.settle()
         for axis, seconds in arrangement.mesh.traffic.take_seconds().items():
-            self._clock.move(Phase.COMPUTE, _EXPOSED[axis], seconds)
+            self._clock.move(Phase.COMPUTE, PHASE_OF[axis], seconds)
         # of what a rank waits for its neighbours, the schedule explains this much; the rest is the sends themselves
         bubble_seconds = arrangement.bubble_seconds(self._clock.booked(Phase.COMPUTE))
         self._clock.move(Phase.PIPELINE_COMMUNICATION, Phase.PIPELINE_BUBBLE, bubble_seconds)
         flags = self._wants_stop(), self._is_save_due(), self._save_has_failed(), self._next_plan() is not None
-        return StepVote(loss_sum, self._trained, squared_norm, *flags)
+        return StepVote(loss_sum, self._trained, squared_norm, *flags, work_seconds=self._work.seconds())
 
     def _micro_batches(self) -> Iterator[Tensor]:
         """This replica's samples of the step, read when they are needed, noting what is trained."""
@@ -266,8 +266,10 @@ class Trainer:
         self._metrics.start_attempt(newest.attempt)
         self._metrics.set(Metric.RESUMED_STEP, self._progress.step)
         self._stage_seconds = watch.stage_seconds
+        self._ranks.heart.begin_anew()
         # The steps' clock starts anew: this time belongs to none of them.
         self._clock.lap()
+        self._work.end(None)
 
     def _note_reconfiguration(self, stage_seconds: dict[str, float]) -> None:
         """After the first step under a new plan: says how long it took, from the order on."""
@@ -341,6 +343,7 @@ class Trainer:
         sent_bytes = self._arrangement.mesh.traffic.take_bytes()
         sent_bytes[Axis.DATA] += combine_bytes(self._ranks)
         lap = self._clock.lap()
+        self._work.end(lap)
         reconfiguration, self._stage_seconds = self._stage_seconds, {}
         if reconfiguration:
             reconfiguration["first_step"] = lap.step_seconds

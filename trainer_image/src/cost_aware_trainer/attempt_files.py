@@ -1,0 +1,50 @@
+"""What the agent lays out for one attempt's ranks: files, and the environment that names them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from cost_aware_trainer.contract import (
+    ENV_ATTEMPT,
+    ENV_CONTROL_FILE,
+    ENV_JOB,
+    ENV_NAMESPACE,
+    ENV_PLAN_FILE,
+    ENV_PULSE_FOLDER,
+    ENV_RECONFIGURED_FILE,
+    ENV_RESULT_FILE,
+    Control,
+    RunOrder,
+)
+from cost_aware_trainer.results import write_atomically
+
+PULSES = "pulses"
+"""The folder of the ranks' heartbeats, in that of the attempt."""
+
+
+def write_attempt(order: RunOrder, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Writes the attempt's files; returns the environment that tells the ranks of them, besides what they inherit."""
+    # A container that was restarted finds its predecessor's files, and must not take an old result for a new one.
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in ("tmp", PULSES):
+        (folder / name).mkdir(parents=True)
+    write_atomically(folder / "control.json", Control(attempt=order.attempt, stop=False).to_json())
+    environment = {
+        # torchrun needs a writable temporary folder; the root file system may be read-only.
+        "TMPDIR": str(folder / "tmp"),
+        "OMP_NUM_THREADS": "1",
+        **inherited,
+        ENV_JOB: order.job,
+        ENV_NAMESPACE: order.namespace,
+        ENV_ATTEMPT: str(order.attempt),
+        ENV_CONTROL_FILE: str(folder / "control.json"),
+        ENV_RESULT_FILE: str(folder / "result.json"),
+        ENV_RECONFIGURED_FILE: str(folder / "reconfigured.json"),
+        ENV_PULSE_FOLDER: str(folder / PULSES),
+    }
+    if order.plan is not None:
+        write_atomically(folder / "plan.json", order.plan.to_json())
+        environment[ENV_PLAN_FILE] = str(folder / "plan.json")
+    return environment
