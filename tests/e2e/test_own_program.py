@@ -23,7 +23,7 @@ def program(space: Space) -> Iterator[str]:
     folder = Path(script("folder", "data")) / space.name
     folder.mkdir(parents=True)
     shutil.copy(ROOT / "examples/digits/train.py", folder)
-    for name in ("sklearn", "scipy", "joblib", "threadpoolctl", "narwhals"):
+    for name in ("sklearn", "scipy", "joblib", "cloudpickle", "threadpoolctl", "narwhals"):
         found = importlib.util.find_spec(name)
         if found is None or found.origin is None:
             continue
@@ -55,7 +55,8 @@ def test_a_program_of_one_s_own_is_suspended_and_goes_on_under_more_nodes(space:
     space.wait("digits", lambda s: s.get("state") == "Suspended" and not space.pods("digits"), 90, "suspension")
     reached = space.status("digits")["progress"]["step"]
     assert 100 <= reached < STEPS
-    assert space.patch("digits", {"suspend": False, "nodes": {"min": 2, "max": 2}}).returncode == 0
+    assert space.patch("digits", {"nodes": {"min": 2, "max": 2}}).returncode == 0
+    space.patch("digits", {"suspend": False})
     status = space.wait_finished("digits", 240)
     assert status["state"] == "Succeeded", status
     assert status["plan"]["nodes"] == len({p["spec"]["nodeName"] for p in space.pods("digits")}) == 2
