@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -217,8 +218,10 @@ class PodLives:
 
     def _watch(self) -> None:
         while not self._stop.is_set():
-            for pod in self.space.pods(self.job):
-                self._see(pod)
+            # while the control plane is away nothing is seen, and nothing changes
+            with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
+                for pod in self.space.pods(self.job):
+                    self._see(pod)
             time.sleep(0.2)
 
     def _see(self, pod: dict[str, Any]) -> None:
