@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.operator.factories import BOOK, job
 
+from cost_aware_operator.costs.hardware import Precision
+from cost_aware_operator.costs.layout import Layout, Recompute, Sharding
+from cost_aware_operator.costs.machines import machine
 from cost_aware_operator.costs.model_parallel import DecoderShape, ModelParallelCostAnalyzer
+from cost_aware_operator.costs.parameters import FITTED
+from cost_aware_operator.planning.buckets import bucket_mib
 from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, make_plan
 from cost_aware_operator.planning.presets import PRESETS
 
@@ -83,6 +89,35 @@ def test_cpu_ranks_share_out_states_only_where_memory_asks_for_it() -> None:
     assert isinstance(tight, Plan)
     assert roomy.sharding == "ddp"
     assert tight.sharding != "ddp"
+
+
+def test_buckets_are_planned_where_replicas_sum_gradients_themselves() -> None:
+    resources = {"resources": {"limits": {"memory": "8Gi"}}}
+    summed, split = (
+        plan_of(nodes={"min": 2, "max": 2}, parallelism=degrees, template=resources)
+        for degrees in ({"data": 2, "tensor": 1, "pipeline": 1}, {"data": 1, "tensor": 2, "pipeline": 1})
+    )
+    assert isinstance(summed, Plan)
+    assert isinstance(split, Plan)
+    assert summed.sharding == "ddp"
+    assert summed.bucket_mib is not None
+    assert 1 <= summed.bucket_mib <= 256
+    assert split.bucket_mib is None
+
+
+def test_a_slow_start_of_collectives_asks_for_larger_buckets_and_a_slow_link_hides_behind_small_ones() -> None:
+    layout = Layout(
+        data=16, tensor=1, pipeline=1, context=1, sharding=Sharding.DDP, interleave=1, recompute=Recompute.NONE,
+        micro_batch=4, global_batch=256, precision=Precision.BF16,
+    )  # fmt: skip
+    shape, node = PRESETS["llama-1b"], machine("p5.48xlarge")
+    usual = bucket_mib(shape, node, layout, FITTED)
+    slow = replace(FITTED, network_latency_seconds=100 * FITTED.network_latency_seconds)
+    late = bucket_mib(shape, node, layout, slow)
+    assert usual is not None
+    assert late is not None
+    assert late >= usual
+    assert bucket_mib(shape, node, replace(layout, sharding=Sharding.ZERO3), FITTED) is None
 
 
 def test_an_unknown_instance_type_is_refused_with_similar_names() -> None:

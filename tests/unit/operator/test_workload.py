@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from tests.unit.operator.factories import BOOK, START, job
@@ -9,7 +10,7 @@ from tests.unit.operator.factories import BOOK, START, job
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
 from cost_aware_operator.workload.build import indexed_job, secret, service, template_hash
 from cost_aware_operator.workload.defaults import PodDefaults
-from cost_aware_operator.workload.order import run_order
+from cost_aware_operator.workload.order import carries_out, run_order
 from cost_aware_operator.workload.views import pod_view
 from cost_aware_trainer.contract import RunOrder
 
@@ -101,6 +102,19 @@ def test_an_order_carries_the_whole_plan_and_can_be_read_back() -> None:
     assert order.plan is not None
     assert order.plan.degrees.data == 2
     assert order.plan.checkpoint.folder.startswith("/checkpoints/team-gpt-")
+
+
+def test_planned_buckets_go_into_the_order_and_other_ones_change_no_running_job() -> None:
+    given = job()
+    plan = replace(plan_of(given), bucket_mib=16.0)
+    order = run_order(given, plan, 3)
+    assert order.plan is not None
+    assert order.plan.strategy.bucket_mib == 16.0
+    assert carries_out(given, order, replace(plan, bucket_mib=32.0))
+    assert not carries_out(given, order, replace(plan, recompute="full"))
+    compressed = run_order(job(communication={"compression": "Int8"}), plan, 3)
+    assert compressed.plan is not None
+    assert compressed.plan.strategy.bucket_mib is None
 
 
 def test_a_user_s_own_program_is_started_as_it_is_written() -> None:

@@ -105,6 +105,7 @@ class Metric(StrEnum):
     PHASE_SECONDS = "catj_rank_phase_seconds_total"
     STEP_SECONDS = "catj_rank_step_seconds_total"
     COMMUNICATION_BYTES = "catj_rank_communication_bytes_total"
+    OVERLAPPED_SECONDS = "catj_rank_overlapped_communication_seconds_total"
     MEMORY_BYTES = "catj_rank_memory_bytes"
     CHECKPOINT_STEP = "catj_rank_checkpoint_step"
     RESUMED_STEP = "catj_rank_resumed_step"
@@ -291,7 +292,8 @@ class StrategyPlan(Message):
     """How the degrees are used. No field changes what is trained, but `precision` and `compression` round.
 
     `interleave` is the number of pipeline stages on each rank; `stage_layers` the layers of each of the
-    pipeline × interleave stages, and empty for an even split.
+    pipeline × interleave stages, and empty for an even split. `bucket_mib` is how much of the gradients replicas sum at once
+    (without `sharding`), and None for the trainer's own choice.
     """
 
     schedule: Schedule = Schedule.ONE_FORWARD_ONE_BACKWARD
@@ -302,6 +304,7 @@ class StrategyPlan(Message):
     precision: Precision = Precision.FP32
     compression: Compression = Compression.NONE
     compile: bool = False
+    bucket_mib: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from cost_aware_trainer.mesh import Mesh
 from cost_aware_trainer.traffic import Axis
 
 BUCKET_BYTES = 4 * 2**20
-"""Small enough that the bundled models' gradients travel while the backward pass still computes."""
+"""Small enough that the bundled models' gradients travel while the backward pass still computes; for a plan that says nothing else."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -68,6 +68,7 @@ class DataSum:
     mesh: Mesh
     micro_batches: int
     compressed: CompressedSum | None = None
+    bucket_bytes: float = BUCKET_BYTES
     _buckets: list[_Bucket] = field(default_factory=list)
     _bucket_of: dict[nn.Parameter, _Bucket] = field(default_factory=dict)
     _launched: int = 0
@@ -78,7 +79,7 @@ class DataSum:
         for part in reversed(held):
             parameter = part.parameter
             size_bytes = sum(p.numel() * p.element_size() for p in self._buckets[-1].parameters) if self._buckets else 0
-            if not self._buckets or size_bytes >= BUCKET_BYTES:
+            if not self._buckets or size_bytes >= self.bucket_bytes:
                 self._buckets.append(_Bucket([]))
             self._buckets[-1].parameters.append(parameter)
             name = f"{part.name} (copy)" if part.is_copy else part.name
@@ -112,18 +113,22 @@ class DataSum:
     def _launch(self) -> None:
         bucket = self._buckets[self._launched]
         self._launched += 1
+        ended = self.mesh.traffic.overlap.begin()
         gradients = [p.grad for p in bucket.parameters if p.grad is not None]
         bucket.buffer = torch.cat([gradient.flatten() for gradient in gradients])
         if self.compressed:
             self.mesh.traffic.count(Axis.DATA, self.compressed.sent_bytes(bucket.buffer.numel()))
             bucket.work = self.compressed.start(bucket.layout, bucket.buffer)
+            bucket.work.then(lambda _: ended())
             return
         sent_bytes = ring_bytes(bucket.buffer.numel() * bucket.buffer.element_size(), self.mesh.lengths[Axis.DATA])
         self.mesh.traffic.count(Axis.DATA, sent_bytes)
         bucket.work = dist.all_reduce(bucket.buffer, group=self.mesh.group(Axis.DATA), async_op=True)
+        bucket.work.get_future().add_done_callback(lambda _: ended())
 
     def finish(self) -> None:
         """Ends a step's backward passes: when it returns, gradients are summed. The time it takes is exposed."""
+        self.mesh.traffic.overlap.computed()
         with self.mesh.traffic.exposed(Axis.DATA):
             while self._launched < len(self._buckets):
                 self._launch()

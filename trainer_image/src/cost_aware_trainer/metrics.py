@@ -42,6 +42,7 @@ HELP = {
     Metric.PHASE_SECONDS: "Wall time of steps by phase, seconds.",
     Metric.STEP_SECONDS: "Wall time of steps, seconds.",
     Metric.COMMUNICATION_BYTES: "Bytes sent by this rank in training collectives.",
+    Metric.OVERLAPPED_SECONDS: "Time in which gradients travelled between replicas while this rank computed, seconds.",
     Metric.MEMORY_BYTES: "Peak memory: allocated on the CUDA device, or resident on a CPU.",
     Metric.CHECKPOINT_STEP: "Step of the newest finished checkpoint.",
     Metric.RESUMED_STEP: "Step that this attempt resumed from; 0 for a fresh start.",

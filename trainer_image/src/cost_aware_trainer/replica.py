@@ -11,7 +11,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from cost_aware_trainer.compression import CompressedSum, element_bytes
 from cost_aware_trainer.contract import Compression, Precision, RunPlan, Sharding
-from cost_aware_trainer.gradients import DataSum, Held, squared_norm, sum_shared
+from cost_aware_trainer.gradients import BUCKET_BYTES, DataSum, Held, squared_norm, sum_shared
 from cost_aware_trainer.layout import Box, Stage, box_of, stages_of
 from cost_aware_trainer.mesh import Mesh
 from cost_aware_trainer.models.decoder import Decoder, initial_value, shape_of
@@ -90,7 +90,9 @@ class Replica:
     def _watch(self) -> DataSum:
         group, compression = self._mesh.group(Axis.DATA), self._plan.strategy.compression
         compressed = CompressedSum(group, compression) if group and compression is not Compression.NONE else None
-        data_sum = DataSum(self._mesh, self._micro_batches, compressed)
+        planned_mib = self._plan.strategy.bucket_mib
+        bucket_bytes = BUCKET_BYTES if planned_mib is None else planned_mib * 2**20
+        data_sum = DataSum(self._mesh, self._micro_batches, compressed, bucket_bytes)
         data_sum.watch(self.held)
         return data_sum
 

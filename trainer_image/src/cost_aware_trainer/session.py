@@ -372,6 +372,8 @@ class TrainingSession:
         self._metrics.add(Metric.STEPS, 1)
         self._metrics.add(Metric.SAMPLES, self.global_samples / self.ranks.size)
         self._metrics.add(Metric.COMMUNICATION_BYTES, sent_bytes)
+        overlapped_seconds = self._mesh.traffic.overlap.take_seconds()
+        self._metrics.add(Metric.OVERLAPPED_SECONDS, overlapped_seconds)
         self._metrics.add_lap(lap)
         self._log.write(
             {
@@ -383,6 +385,7 @@ class TrainingSession:
                 "sample_last": progress.step * self.global_samples - 1,
                 "step_seconds": lap.step_seconds,
                 "seconds": {phase.value: seconds for phase, seconds in lap.phase_seconds.items()},
+                "overlapped_seconds": overlapped_seconds,
                 "bytes": {Axis.DATA.value: sent_bytes},
             }
         )

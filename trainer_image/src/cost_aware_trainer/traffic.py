@@ -12,6 +12,7 @@ import torch
 
 from cost_aware_trainer.contract import Phase
 from cost_aware_trainer.heartbeat import Heart
+from cost_aware_trainer.overlap import OverlapMeter
 
 
 class Axis(StrEnum):
@@ -40,6 +41,7 @@ class Traffic:
     def __init__(self, device: torch.device, heart: Heart | None = None) -> None:
         self._heart = heart or Heart(None, 0)
         self._on_cuda = device.type == "cuda"
+        self.overlap = OverlapMeter(device)
         self._bytes = dict.fromkeys(Axis, 0.0)
         self._seconds = dict.fromkeys(Axis, 0.0)
         self._events: list[tuple[Axis, Any, Any]] = []

@@ -365,6 +365,8 @@ class Trainer:
         self._metrics.add(Metric.TOKENS, tokens)
         self._metrics.add(Metric.MODEL_FLOPS, tokens * self._flops_per_token)
         self._metrics.add(Metric.COMMUNICATION_BYTES, sum(sent_bytes.values()))
+        overlapped_seconds = self._arrangement.mesh.traffic.overlap.take_seconds()
+        self._metrics.add(Metric.OVERLAPPED_SECONDS, overlapped_seconds)
         self._metrics.add_lap(lap)
         entry = {
             "attempt": self._attempt,
@@ -375,6 +377,7 @@ class Trainer:
             "sample_last": progress.step * plan.batch.global_samples - 1,
             "step_seconds": lap.step_seconds,
             "seconds": {phase.value: seconds for phase, seconds in lap.phase_seconds.items()},
+            "overlapped_seconds": overlapped_seconds,
             **({"reconfiguration_seconds": reconfiguration} if reconfiguration else {}),
             "bytes": {axis.value: sent for axis, sent in sent_bytes.items()},
         }

@@ -43,6 +43,8 @@ def _check_positive(plan: RunPlan) -> None:
     shape = {name: getattr(plan.model, name) for name in ModelPlan.__dataclass_fields__ if name != "tied_embeddings"}
     fields |= {f"model.{name}": value for name, value in shape.items()}
     fields["strategy.interleave"] = plan.strategy.interleave
+    if plan.strategy.bucket_mib is not None:
+        fields["strategy.bucket_mib"] = plan.strategy.bucket_mib
     fields |= {f"degrees.{name}": getattr(plan.degrees, name) for name in DegreesPlan.__dataclass_fields__}
     for name, value in fields.items():
         if not value > 0:

@@ -23,6 +23,7 @@ from cost_aware_operator.costs.predict import usable_gib
 from cost_aware_operator.costs.prices import PriceBook
 from cost_aware_operator.costs.three_d import Ranking, ThreeDParallelCostAnalyzer
 from cost_aware_operator.planning import report
+from cost_aware_operator.planning.buckets import bucket_mib
 from cost_aware_operator.planning.space import (
     FREE_CPU_MEMORY_GIB,
     Abilities,
@@ -91,6 +92,8 @@ class Plan:
     precision: str = "fp32"
     instance_types: tuple[str, ...] = ()
     spot: bool = False
+    bucket_mib: float | None = None
+    """Of gradients that replicas sum; None where the trainer's own choice stands. It makes no plan another one."""
     predicted: Predicted | None = None
     alternatives: tuple[Alternative, ...] = ()
 
@@ -216,6 +219,7 @@ def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
         interleave=layout.interleave,
         stage_layers=best.stage_layers if layout.pipeline > 1 else (),
         precision=layout.precision.value,
+        bucket_mib=bucket_mib(space.work.shape, ranking.offer(best.row).machine, layout, ranking.parameters),
         instance_types=(name,) if name in types else types,
         spot=best.offer != name,
         memory_gib=round(memory, 3),
@@ -248,6 +252,7 @@ def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
         schedule=pipeline_schedule(layout).value,
         interleave=layout.interleave,
         stage_layers=ranking.stage_layers(row) if layout.pipeline > 1 else (),
+        bucket_mib=bucket_mib(ranking.work.shape, ranking.offer(row).machine, layout, ranking.parameters),
         memory_gib=round(float(columns.memory_gib[row]), 3),
         hourly_usd=hourly,
         predicted=Predicted(

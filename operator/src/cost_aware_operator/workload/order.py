@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.planning.presets import shape_of
@@ -45,6 +47,7 @@ def run_plan(job: TrainingJob, plan: Plan) -> RunPlan | None:
     if config is None or model is None:
         return None
     shape = shape_of(model)
+    compression = Compression(job.spec.communication.compression.value.lower())
     return RunPlan(
         steps=config.steps,
         seed=config.seed,
@@ -68,7 +71,9 @@ def run_plan(job: TrainingJob, plan: Plan) -> RunPlan | None:
             recompute=Recompute(plan.recompute),
             precision=Precision(plan.precision),
             compile=config.compile,
-            compression=Compression(job.spec.communication.compression.value.lower()),
+            compression=compression,
+            # what was planned holds for whole gradients
+            bucket_mib=plan.bucket_mib if compression is Compression.NONE else None,
         ),
         batch=BatchPlan(global_samples=job.spec.batch.global_, micro_samples=plan.micro_batch),
         optimizer=OptimizerPlan(
@@ -94,11 +99,12 @@ DRAIN_SECONDS = 60.0
 
 
 def carries_out(job: TrainingJob, order: RunOrder, plan: Plan) -> bool:
-    """Whether ranks that follow an order run by a plan."""
+    """Whether ranks that follow an order run by a plan. Other buckets alone are no reason to change anything."""
     wanted = run_plan(job, plan)
     if wanted is None or order.plan is None:
         return order.nodes == plan.nodes
-    given = (order.nodes, order.plan.degrees, order.plan.strategy, order.plan.batch)
+    strategy = replace(order.plan.strategy, bucket_mib=wanted.strategy.bucket_mib)
+    given = (order.nodes, order.plan.degrees, strategy, order.plan.batch)
     return given == (plan.nodes, wanted.degrees, wanted.strategy, wanted.batch)
 
 
