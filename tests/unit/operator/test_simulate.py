@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.operator.factories import BOOK, job, merged
 
-from cost_aware_operator.adjusting.adjuster import Settings
 from cost_aware_operator.adjusting.changes import Kind
 from cost_aware_operator.adjusting.simulate import World, simulate
+from cost_aware_operator.adjusting.situation import Settings
 from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.cli.main import main
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space, make_plan

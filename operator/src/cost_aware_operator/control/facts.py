@@ -29,7 +29,8 @@ class Facts:
 
     `pods` holds the pods that exist, `departed` those whose deletion was watched and not yet accounted. `agents` and
     `samples` are by pod uid and hold only who answered. `obstacle` names an object of a child's name that is not the job's.
-    `scrapes` is the recent history, newest last.
+    `scrapes` is the recent history, newest last. `cluster_nodes` are looked up only while a rank is slow; None where that is not
+    so, or nodes may not be listed.
     """
 
     job: TrainingJob
@@ -48,4 +49,5 @@ class Facts:
     agents: Mapping[str, AgentStatus] = field(default_factory=dict)
     samples: Mapping[str, tuple[RankSample, ...]] = field(default_factory=dict)
     scrapes: Sequence[Scrape] = ()
+    cluster_nodes: tuple[NodeView, ...] | None = None
     scrape_interval_seconds: float = 5.0

@@ -16,6 +16,7 @@ from cost_aware_operator.control.memory import Memory
 from cost_aware_operator.control.record import RunRecord, from_data
 from cost_aware_operator.costs.prices import PriceBook
 from cost_aware_operator.observing.samples import Scrape
+from cost_aware_operator.observing.stragglers import stragglers
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.names import labels, record_name
 from cost_aware_operator.workload.views import NodeView, PodView, child_job_view, node_view, pod_view
@@ -32,6 +33,9 @@ class Nodes(Protocol):
     async def get(self, name: str) -> NodeView | None:
         """A node's labels."""
 
+    async def all(self, instance_types: tuple[str, ...]) -> tuple[NodeView, ...] | None:
+        """All nodes of some types; None where they may not be listed."""
+
 
 class CachedNodes:
     """Nodes, asked for once a minute each."""
@@ -40,6 +44,7 @@ class CachedNodes:
         self._cluster = cluster
         self._clock = clock
         self._known: dict[str, tuple[float, NodeView | None]] = {}
+        self._listed: dict[tuple[str, ...], tuple[float, tuple[NodeView, ...] | None]] = {}
 
     async def get(self, name: str) -> NodeView | None:
         """A node's labels; None where it may not be read or is gone and was never known."""
@@ -51,6 +56,16 @@ class CachedNodes:
         view = node_view(document) if document is not None else known[1] if known else None
         self._known[name] = (self._clock.monotonic(), view)
         return view
+
+    async def all(self, instance_types: tuple[str, ...]) -> tuple[NodeView, ...] | None:
+        """All nodes of some types, or of any; None where they may not be listed. Asked for once a minute."""
+        known = self._listed.get(instance_types)
+        if known is not None and self._clock.monotonic() - known[0] < NODE_SECONDS:
+            return known[1]
+        documents = await self._cluster.nodes(instance_types)
+        found = None if documents is None else tuple(node_view(document) for document in documents)
+        self._listed[instance_types] = (self._clock.monotonic(), found)
+        return found
 
 
 class Gatherer:
@@ -117,7 +132,15 @@ class Gatherer:
             samples=dict(memory.samples),
             scrapes=tuple(memory.scrapes),
             scrape_interval_seconds=self._scrape_interval_seconds,
+            cluster_nodes=await self._cluster_nodes(job, memory),
         )
+
+    async def _cluster_nodes(self, job: TrainingJob, memory: Memory) -> tuple[NodeView, ...] | None:
+        """Where else pods could run; asked for only while a rank is slow, as a list of nodes is large."""
+        plan = job.status.plan
+        if plan is None or not stragglers(tuple(memory.scrapes), plan.data * plan.tensor):
+            return None
+        return await self._nodes.all(plan.instance_types)
 
     async def _record(
         self, job: TrainingJob, memory: Memory

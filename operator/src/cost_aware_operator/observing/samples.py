@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,10 +12,6 @@ from cost_aware_trainer.contract import LinkLevel, Metric, Phase
 
 WEIGHT_MOVING = (Phase.COMPUTE, Phase.OPTIMIZER)
 """The phases whose share of the ranks' time is the efficiency."""
-
-
-STRAGGLING = 1.5
-"""A rank that works so many times as long as the median rank is told of as a straggler."""
 
 
 class ScrapeError(ValueError):
@@ -78,12 +73,6 @@ class Observation:
     """Of a rank, by the clock: what the model needs, not what the hardware did."""
     network_bytes_per_second: float | None = None
     """A rank's share of its node's network, as the ranks' own probe found it at their start; None on one node."""
-
-    @property
-    def stragglers(self) -> tuple[int, ...]:
-        """Ranks that work half as long again as the median rank, or more."""
-        usual = statistics.median(self.working_seconds.values()) if self.working_seconds else 0.0
-        return tuple(rank for rank, worked in sorted(self.working_seconds.items()) if worked > STRAGGLING * usual > 0)
 
     @property
     def efficiency(self) -> float:

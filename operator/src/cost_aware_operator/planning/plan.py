@@ -72,7 +72,10 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Plan:
-    """Degrees and sizes of a run. `instance_types` are those that the pods may run on; empty means any. `spot`: bought as such."""
+    """Degrees and sizes of a run. `instance_types` are those that the pods may run on; empty means any. `spot`: bought as such.
+
+    `excluded_nodes` were slow, and no pod of the job runs on them again.
+    """
 
     data: int
     nodes: int
@@ -91,6 +94,7 @@ class Plan:
     precision: str = "fp32"
     instance_types: tuple[str, ...] = ()
     spot: bool = False
+    excluded_nodes: tuple[str, ...] = ()
     predicted: Predicted | None = None
     alternatives: tuple[Alternative, ...] = ()
 
