@@ -69,6 +69,12 @@ class Outcome:
     verdicts: tuple[tuple[float, Verdict], ...]
     """Each new verdict, with the seconds into the run at which it was first given."""
     plan: Plan
+    submitted_usd: float
+    """What the same steps would have cost under the plan that was submitted, at the prices at which they were done.
+
+    Dollars of a run that was never changed are no measure of a decision where prices change: a cheaper plan that takes longer meets
+    prices that the other had escaped, and that nobody could know.
+    """
 
 
 def simulate(space: Space, plan: Plan, settings: Settings, world: World, seed: int = 0) -> Outcome:
@@ -81,13 +87,17 @@ def simulate(space: Space, plan: Plan, settings: Settings, world: World, seed: i
     listed = next((o for o in space.offers if o.name.removesuffix(" spot") in plan.instance_types), space.offers[0])
     node_usd, clock, usd, downtime = listed.hourly_usd / 3600, 0.0, 0.0, 0.0
     total = plan.nodes + world.spare_nodes
+    submitted_usd = 0.0
+    usual = _window(space, plan, listed, replace(world, noise=0.0), settings.window_seconds, random.Random(0))[1]  # noqa: S311
+    step_usd = usual * plan.nodes * node_usd
     remaining, history, told = float(space.work.steps), History(), list[tuple[float, Verdict]]()
     for _ in range(MOST_WINDOWS):
         seen, wall = _window(space, plan, listed, world, settings.window_seconds, chance)
         took = min(settings.window_seconds, remaining * wall)
+        submitted_usd += took / wall * step_usd * world.price(clock)
         clock, usd, remaining = (*_paid(world, clock, usd, took, plan.nodes * node_usd), remaining - took / wall)
         if remaining <= 1e-9:
-            return Outcome(usd, clock, downtime, history.changes, tuple(told), plan)
+            return Outcome(usd, clock, downtime, history.changes, tuple(told), plan, submitted_usd)
         hourly = plan.nodes * node_usd * 3600 * world.price(clock)
         now = EPOCH + timedelta(seconds=clock)
         situation = Situation(
