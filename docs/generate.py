@@ -69,6 +69,8 @@ CONDITIONS = (
     ("Running", "False", "Failed", "The run was given up."),
     ("Efficient", "True", "AboveThreshold", "The share of time that moves the weights reaches `efficiency.threshold`."),
     ("Efficient", "False", "BelowThreshold", "It does not; the message names the largest other share."),
+    ("Observed", "False", "MetricsMissing", "A rank's metrics are missing or cannot be true; the message says which and why."),
+    ("Observed", "True", "MetricsRead", "Every rank's are read again."),
     ("Adjusting", "True", "Rebalance", "The run goes on under other degrees, on the same pods."),
     ("Adjusting", "True", "Resize", "The run goes on with another number of pods."),
     ("Adjusting", "True", "Move", "All pods are made anew, none of them on a node that was slow."),
@@ -107,9 +109,10 @@ CONDITIONS = (
 AFTER_CONDITIONS = """\
 `Failed` may also carry a reason of the Job controller's own, `DeadlineExceeded` after `activeDeadlineSeconds` for example.
 
-`Suspended`, `BudgetExhausted`, `Succeeded` and `Failed` are absent until they are true for the first time, as is
-`Straggling`. `Efficient` is absent until two scrapes of one attempt can be compared. A change of a condition's status or reason posts
-one event with that reason; a change to `Unknown` posts none. Programs should read conditions; `status.state` is one word for people.
+`Suspended`, `BudgetExhausted`, `Succeeded` and `Failed` are absent until they are true for the first time, as is `Straggling`,
+and `Observed` until it is false. `Efficient` is absent until two scrapes of one attempt can be compared. A change of a
+condition's status or reason posts one event with that reason; a change to `Unknown` posts none. Programs should read
+conditions; `status.state` is one word for people.
 """
 
 

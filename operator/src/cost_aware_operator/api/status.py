@@ -22,6 +22,7 @@ class ConditionType(StrEnum):
     EFFICIENT = "Efficient"
     ADJUSTING = "Adjusting"
     STRAGGLING = "Straggling"
+    OBSERVED = "Observed"
     SUSPENDED = "Suspended"
     BUDGET_EXHAUSTED = "BudgetExhausted"
     SUCCEEDED = "Succeeded"

@@ -116,6 +116,7 @@ class Operator:
             gatherer=Gatherer(
                 self.cluster,
                 self._ranks,
+                self._ranks,
                 CachedNodes(self.cluster, self.clock),
                 price_file(self.settings.prices_file),
                 defaults_file(self.settings.pod_defaults_file),
@@ -177,7 +178,7 @@ class Operator:
 async def run(settings: Settings) -> None:
     """The whole process, until SIGTERM."""
     api = await connect()
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
         operator = Operator(settings, api, session)
         runner = await serve(operator.health, operator.telemetry.registry, settings.port)
         stop = asyncio.Event()

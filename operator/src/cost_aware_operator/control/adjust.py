@@ -102,6 +102,9 @@ def window_of(facts: Facts) -> Window | None:
     seen = observe(facts.scrapes)
     if seen is None or seen.attempt != facts.record.attempt or seen.steps_per_second <= 0 or not seen.rank_step_seconds:
         return None
+    if facts.order is not None and seen.ranks < facts.order.nodes * facts.order.ranks_per_node:
+        # what the others say of a run in which one is silent, or lies, is no ground for a decision
+        return None
     parts = seen.rank_step_seconds
     modelled = sum(parts.get(phase, 0.0) for phase in MODELLED)
     working = parts.get(Phase.COMPUTE, 0.0) + parts.get(Phase.OPTIMIZER, 0.0)

@@ -82,7 +82,9 @@ _TOLD_ONLY_WHEN_TRUE = (
     ConditionType.FAILED,
 )
 _BAD_WHEN_TRUE = (ConditionType.BUDGET_EXHAUSTED, ConditionType.FAILED, ConditionType.STRAGGLING)
-_BAD_WHEN_FALSE = (ConditionType.PLANNED, ConditionType.PRICE_KNOWN, ConditionType.EFFICIENT)
+_BAD_WHEN_FALSE = (ConditionType.PLANNED, ConditionType.PRICE_KNOWN, ConditionType.EFFICIENT, ConditionType.OBSERVED)
+UNHEARD_SECONDS = 15.0
+"""For so long a rank may be without metrics before it is told: a busy machine misses a scrape now and then."""
 
 Row = tuple[ConditionType, ConditionStatus, str, str]
 
@@ -101,6 +103,7 @@ def tell_story(facts: Facts, situation: Situation) -> tuple[JobStatus, tuple[Eve
         *_priced(facts, situation),
         *_running(facts, situation),
         *_efficient(facts, observation),
+        *_observed(facts, situation),
         *_adjusting(facts, situation),
         *_straggling(facts, situation, slow),
         *_ends(facts, situation),
@@ -216,6 +219,24 @@ def _efficient(facts: Facts, observation: Observation | None) -> list[Row]:
     if observation.efficiency >= threshold:
         return [(ConditionType.EFFICIENT, ConditionStatus.TRUE, "AboveThreshold", message)]
     return [(ConditionType.EFFICIENT, ConditionStatus.FALSE, "BelowThreshold", message)]
+
+
+def _observed(facts: Facts, situation: Situation) -> list[Row]:
+    """Ranks that say nothing, or what cannot be true, once they have done so for a while."""
+    if situation.outcome is not Outcome.RUNNING:
+        return []
+    if facts.job.spec.trainer.config is None and not facts.samples:
+        return []  # a program of the user's own need not tell anything
+    missing = [u for u in facts.unheard if u.seconds >= UNHEARD_SECONDS]
+    if missing:
+        said = "; ".join(f"{u.rank}: {u.why}" for u in missing[:4]) + (
+            f"; and {len(missing) - 4} more" if len(missing) > 4 else ""
+        )
+        message = f"no change is decided without the metrics of every rank: {said}"
+        return [(ConditionType.OBSERVED, ConditionStatus.FALSE, "MetricsMissing", message[:1024])]
+    if find(facts.job.status.conditions, ConditionType.OBSERVED) is None or facts.unheard:
+        return []
+    return [(ConditionType.OBSERVED, ConditionStatus.TRUE, "MetricsRead", "the metrics of every rank are read")]
 
 
 def _adjusting(facts: Facts, situation: Situation) -> list[Row]:

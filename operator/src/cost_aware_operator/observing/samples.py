@@ -106,8 +106,8 @@ def parse_rank(text: str) -> RankSample:
         return RankSample(
             rank=int(labels["rank"]),
             attempt=int(labels["attempt"]),
-            step=int(values.get(Metric.STEP, 0)),
-            total_steps=int(values.get(Metric.TOTAL_STEPS, 0)),
+            step=math.floor(values.get(Metric.STEP, 0)),
+            total_steps=math.floor(values.get(Metric.TOTAL_STEPS, 0)),
             steps=values.get(Metric.STEPS, 0.0),
             tokens=values.get(Metric.TOKENS, 0.0),
             step_seconds=values.get(Metric.STEP_SECONDS, 0.0),
@@ -121,7 +121,7 @@ def parse_rank(text: str) -> RankSample:
             phase_seconds=phases,
             network_bytes_per_second=_rate(links.get(LinkLevel.NETWORK)),
         )
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, OverflowError, IndexError, TypeError) as error:
         raise ScrapeError(f"not a rank's metrics: {error!r}") from None
 
 
