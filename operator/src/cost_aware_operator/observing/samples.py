@@ -90,19 +90,36 @@ def parse_rank(text: str) -> RankSample:
         ScrapeError: not exposition text, or the series that every rank has are missing.
     """
     values: dict[str, float] = {}
-    phases: dict[Phase, float] = {}
+    phases: dict[str, float] = {}
     labels: dict[str, str] = {}
-    links: dict[LinkLevel, float] = {}
+    links: dict[str, float] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name == Metric.LINK_BANDWIDTH:
-                    links[LinkLevel(sample.labels["level"])] = sample.value
+                    links[sample.labels["level"]] = sample.value
                 elif sample.name == Metric.PHASE_SECONDS:
-                    phases[Phase(sample.labels["phase"])] = sample.value
+                    phases[sample.labels["phase"]] = sample.value
                 elif sample.name.startswith("catj_rank_"):
                     values[sample.name] = sample.value
                     labels = dict(sample.labels)
+    except (KeyError, ValueError, OverflowError, IndexError, TypeError) as error:
+        raise ScrapeError(f"not a rank's metrics: {error!r}") from None
+    return sample_of(labels, values, phases, links)
+
+
+def sample_of(
+    labels: Mapping[str, str],
+    values: Mapping[str, float],
+    phases: Mapping[str, float],
+    links: Mapping[str, float] | None = None,
+) -> RankSample:
+    """A rank's sample from its labels, its series by name, its seconds by phase and its links' rates by level, wherever they were read.
+
+    Raises:
+        ScrapeError: a label is missing, or a value is none that can be.
+    """
+    try:
         return RankSample(
             rank=int(labels["rank"]),
             attempt=int(labels["attempt"]),
@@ -118,10 +135,10 @@ def parse_rank(text: str) -> RankSample:
             heldout_loss=_finite(values.get(Metric.HELDOUT_LOSS)),
             checkpoint_step=_step(values.get(Metric.CHECKPOINT_STEP)),
             resumed_step=_step(values.get(Metric.RESUMED_STEP)),
-            phase_seconds=phases,
-            network_bytes_per_second=_rate(links.get(LinkLevel.NETWORK)),
+            phase_seconds={Phase(name): value for name, value in phases.items()},
+            network_bytes_per_second=_rate((links or {}).get(LinkLevel.NETWORK)),
         )
-    except (KeyError, ValueError, OverflowError, IndexError, TypeError) as error:
+    except (KeyError, ValueError, OverflowError) as error:
         raise ScrapeError(f"not a rank's metrics: {error!r}") from None
 
 
