@@ -100,13 +100,17 @@ def slow_worker() -> Iterator[None]:
 MOVE_STAGES: dict[str, Callable[[State], bool]] = {
     "ordered": lambda s: True,
     "pods save": lambda s: s[0]["attempt"] >= 2 or not s[1] or any("deletionTimestamp" in p["metadata"] for p in s[1]),
-    "pods are made anew": lambda s: s[0]["attempt"] >= 2 or (len(s[1]) == 1 and "deletionTimestamp" not in s[1][0]["metadata"]),
+    "pods are made anew": lambda s: (
+        s[0]["attempt"] >= 2 or (len(s[1]) == 1 and "deletionTimestamp" not in s[1][0]["metadata"])
+    ),
     "ranks start": lambda s: s[0]["attempt"] >= 2,
 }
 """Of a slow node's being left; each stays true once it is."""
 
 
-def test_an_operator_that_dies_at_every_stage_of_leaving_a_node_leaves_one_plan(space: Space, slow_worker: None) -> None:
+def test_an_operator_that_dies_at_every_stage_of_leaving_a_node_leaves_one_plan(
+    space: Space, slow_worker: None
+) -> None:
     job = "leaving"
     with PodLives(space, job) as lives:
         space.submit(manifest(job, **SPEC))

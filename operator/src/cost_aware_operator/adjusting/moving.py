@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from cost_aware_operator.adjusting.calibration import Measured
 from cost_aware_operator.adjusting.candidates import LEAST_MARGIN, downtime_seconds, in_force, prediction_error, ranked
 from cost_aware_operator.adjusting.changes import Kind, described, move_key
 from cost_aware_operator.adjusting.situation import Action, Situation, SlowNode, Verdict, hold, late, step_usd
@@ -93,7 +92,12 @@ def _fewer(given: Situation, slow: SlowNode) -> _Option | None:
     if window is None or given.plan.nodes == 1 or window.efficiency >= given.settings.threshold:
         return None
     gained = _gained(slow)
-    known = in_force(given, Measured(window.measured.step_seconds - gained, slow.working_seconds - gained))
+    others = replace(
+        window.measured,
+        step_seconds=window.measured.step_seconds - gained,
+        working_seconds=slow.working_seconds - gained,
+    )
+    known = in_force(given, others)
     ranking = ranked(given, known.offer) if known is not None else None
     if ranking is None:
         return None

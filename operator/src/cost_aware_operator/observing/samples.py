@@ -114,7 +114,7 @@ def sample_of(
     phases: Mapping[str, float],
     links: Mapping[str, float] | None = None,
 ) -> RankSample:
-    """A rank's sample from its labels, its series by name, its seconds by phase and its links' rates by level, wherever they were read.
+    """A rank's sample from its labels, series by name, seconds by phase and links' rates by level, wherever they were read.
 
     Raises:
         ScrapeError: a label is missing, or a value is none that can be.

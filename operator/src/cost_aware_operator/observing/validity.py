@@ -56,6 +56,7 @@ def _numbers(sample: RankSample) -> Iterator[str]:
         ("step", float(sample.step)),
         ("total_steps", float(sample.total_steps)),
         ("memory_bytes", sample.memory_bytes),
+        ("link_bytes_per_second", sample.network_bytes_per_second or 0.0),
     )
     for name, value in (*_counters(sample), *gauges):
         if not math.isfinite(value) or value < 0:
