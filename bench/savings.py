@@ -17,7 +17,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.support.cluster import Cluster, Space, manifest, script
+from tests.support.cluster import LAST_WORKER, Cluster, Space, manifest, script
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "kvHeads": 2, "ffn": 344, "sequenceLength": 128, "vocabulary": 256}
@@ -34,11 +34,13 @@ class Scenario:
     nodes: tuple[int, int]
     rate: str
     steps: int
+    slow_cpus: str = "off"
 
 
 SCENARIOS = (
     Scenario("pipeline over a slow link", (1, 1, 2), (1, 2), "20mbit", 200),
     Scenario("too many nodes for its size", (2, 1, 1), (1, 2), "20mbit", 100),
+    Scenario("a straggler node", (2, 1, 1), (1, 2), "off", 300, slow_cpus="0.2"),
     Scenario("already the best plan", (1, 1, 1), (1, 2), "off", 300),
 )
 
@@ -77,11 +79,13 @@ def compare(space: Space, scenario: Scenario, number: int) -> dict[str, Any]:
     """Static and dynamic, one after the other."""
     slug = scenario.name.replace(" ", "-")[:20]
     script("shape", scenario.rate)
+    script("slow", LAST_WORKER, scenario.slow_cpus)
     try:
         static = run(space, scenario, f"static-{slug}-{number}", "Off")
         dynamic = run(space, scenario, f"dynamic-{slug}-{number}", "Act")
     finally:
         script("shape", "off")
+        script("slow", LAST_WORKER, "off")
     changes = dynamic["status"].get("adjustments", [])
     seconds = {k: v["status"]["cost"]["podSeconds"] for k, v in (("static", static), ("dynamic", dynamic))}
     return {

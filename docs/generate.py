@@ -60,6 +60,7 @@ CONDITIONS = (
     ("Running", "False", "WaitingForPods", "Not every pod is up; the message has the cluster's own words, or says where to look."),
     ("Running", "False", "ImagePullFailing", "As above, because an image cannot be pulled. Its event is a warning."),
     ("Running", "False", "Launching", "An attempt was ordered; its ranks have not finished a step."),
+    ("Running", "False", "Replacing", "Pods save and end, to be made anew: off a slow node, or after a change of the manifest."),
     ("Running", "False", "WaitingToRetry", "An attempt ended early; the next one begins after a pause."),
     ("Running", "False", "Suspended", "`spec.suspend` is true."),
     ("Running", "False", "BudgetExhausted", "The budget is spent."),
@@ -68,8 +69,11 @@ CONDITIONS = (
     ("Running", "False", "Failed", "The run was given up."),
     ("Efficient", "True", "AboveThreshold", "The share of time that moves the weights reaches `efficiency.threshold`."),
     ("Efficient", "False", "BelowThreshold", "It does not; the message names the largest other share."),
+    ("Observed", "False", "MetricsMissing", "A rank's metrics are missing or cannot be true; the message says which and why."),
+    ("Observed", "True", "MetricsRead", "Every rank's are read again."),
     ("Adjusting", "True", "Rebalance", "The run goes on under other degrees, on the same pods."),
     ("Adjusting", "True", "Resize", "The run goes on with another number of pods."),
+    ("Adjusting", "True", "Move", "All pods are made anew, none of them on a node that was slow."),
     ("Adjusting", "True", "RollingBack", "A change was worse than what it replaced and is undone."),
     ("Adjusting", "False", "PolicyOff", "`efficiency.policy` is Off."),
     ("Adjusting", "False", "TooFewSamples", "Less than `efficiency.windowSeconds` were measured under the present plan."),
@@ -83,6 +87,13 @@ CONDITIONS = (
     ("Adjusting", "False", "NotWorthIt", "What another plan would save does not pay for changing to it."),
     ("Adjusting", "False", "Recommended", "`efficiency.policy` is Recommend; the message says what Act would do."),
     ("Adjusting", "False", "NotTraining", "The ranks take no steps."),
+    ("Straggling", "True", "SlowNode", "A rank takes over 1.3 times its peers' time; the message names rank, pod and node."),
+    ("Straggling", "True", "Move", "As above, and the run leaves the node, or would under `efficiency.policy: Act`."),
+    ("Straggling", "True", "NoSpareNode", "As above; no other node could take the pod, and fewer nodes are not cheaper."),
+    ("Straggling", "True", "NotWorthIt", "As above; leaving the node saves less than it costs over the rest of the run."),
+    ("Straggling", "True", "CoolingDown", "As above; the last change is too recent."),
+    ("Straggling", "True", "MoveBarred", "As above; leaving that node was tried and did not work."),
+    ("Straggling", "False", "NoStraggler", "No rank does any more."),
     ("Suspended", "True", "SuspendedByOwner", "`spec.suspend` is true."),
     ("Suspended", "True", "BudgetExhausted", "The budget is spent and `budget.onExhausted` is `Suspend`."),
     ("BudgetExhausted", "True", "BudgetExhausted", "The budget is spent. Raise `budget.totalUSD` to go on (after `Suspend`)."),
@@ -98,9 +109,10 @@ CONDITIONS = (
 AFTER_CONDITIONS = """\
 `Failed` may also carry a reason of the Job controller's own, `DeadlineExceeded` after `activeDeadlineSeconds` for example.
 
-`Suspended`, `BudgetExhausted`, `Succeeded` and `Failed` are absent until they are true for the first time. `Efficient` is absent
-until two scrapes of one attempt can be compared. A change of a condition's status or reason posts one event with that reason; a change
-to `Unknown` posts none. Programs should read conditions; `status.state` is one word for people.
+`Suspended`, `BudgetExhausted`, `Succeeded` and `Failed` are absent until they are true for the first time, as is `Straggling`,
+and `Observed` until it is false. `Efficient` is absent until two scrapes of one attempt can be compared. A change of a
+condition's status or reason posts one event with that reason; a change to `Unknown` posts none. Programs should read
+conditions; `status.state` is one word for people.
 """
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from tests.support.cluster import OPERATOR_NAMESPACE, PodLives, Space, manifest, script
+from tests.support.cluster import LAST_WORKER, OPERATOR_NAMESPACE, PodLives, Space, manifest, script
 from tests.support.truth import assert_books_close, assert_exactly_once
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -87,6 +87,45 @@ def test_a_control_plane_that_is_away_during_a_change_is_waited_for(space: Space
         status = space.wait_finished(job, 420)
         time.sleep(1)
     ends_under_one_plan(space, job, status)
+    assert_books_close(status, lives)
+
+
+@pytest.fixture
+def slow_worker() -> Iterator[None]:
+    script("slow", LAST_WORKER, "0.2")
+    yield
+    script("slow", LAST_WORKER, "off")
+
+
+MOVE_STAGES: dict[str, Callable[[State], bool]] = {
+    "ordered": lambda s: True,
+    "pods save": lambda s: s[0]["attempt"] >= 2 or not s[1] or any("deletionTimestamp" in p["metadata"] for p in s[1]),
+    "pods are made anew": lambda s: (
+        s[0]["attempt"] >= 2 or (len(s[1]) == 1 and "deletionTimestamp" not in s[1][0]["metadata"])
+    ),
+    "ranks start": lambda s: s[0]["attempt"] >= 2,
+}
+"""Of a slow node's being left; each stays true once it is."""
+
+
+def test_an_operator_that_dies_at_every_stage_of_leaving_a_node_leaves_one_plan(
+    space: Space, slow_worker: None
+) -> None:
+    job = "leaving"
+    with PodLives(space, job) as lives:
+        space.submit(manifest(job, **SPEC))
+        for stage, is_there in MOVE_STAGES.items():
+            reached(space, job, stage, is_there)
+            for pod in space.cluster.operator_pods():
+                space.cluster.run(
+                    "delete", "pod", pod, "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", "--wait=false"
+                )
+            space.cluster.wait_for_operator()
+        status = space.wait_finished(job, 600)
+        time.sleep(1)
+    ends_under_one_plan(space, job, status)
+    assert [c["kind"] for c in status["adjustments"]].count("Move") == 1
+    assert all(pod["spec"]["nodeName"] != LAST_WORKER for pod in space.pods(job))
     assert_books_close(status, lives)
 
 

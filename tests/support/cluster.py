@@ -18,6 +18,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR_NAMESPACE = "cost-aware-training"
+LAST_WORKER = f"{os.environ.get('CLUSTER_NAME', 'catj')}-worker2"
 PRICE_USD_PER_HOUR = 3.06
 """Of the instance type that the workers are labelled with."""
 

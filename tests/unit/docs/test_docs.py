@@ -86,7 +86,7 @@ def test_conditions_and_their_reasons_are_those_of_the_code() -> None:
     code = "\n".join(path.read_text() for path in sorted(SOURCES.rglob("*.py")))
     given = set(re.findall(r'\b(?:Refusal|GiveUp|Wait)\(\s*"(\w+)"', code))
     given |= set(re.findall(r'ConditionStatus\.\w+,\s*"(\w+)"', code))
-    given |= set(re.findall(r'_hold\(\s*"(\w+)"', code))
+    given |= set(re.findall(r'\bhold\(\s*"(\w+)"', code))
     # a pod's wait comes with a reason of its own, and so never with the outcome's
     given |= {outcome.value for outcome in Outcome} - {"Restarting"}
     assert given <= documented

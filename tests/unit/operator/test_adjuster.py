@@ -11,17 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.operator.factories import BOOK, START, job
 
-from cost_aware_operator.adjusting.adjuster import (
-    Action,
-    DynamicParallelismAdjuster,
-    Settings,
-    Situation,
-    Verdict,
-    Window,
-    layout_of,
-)
+from cost_aware_operator.adjusting.adjuster import DynamicParallelismAdjuster
 from cost_aware_operator.adjusting.calibration import Measured, calibrated
+from cost_aware_operator.adjusting.candidates import layout_of
 from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, plan_key
+from cost_aware_operator.adjusting.situation import Action, Settings, Situation, Verdict, Window
 from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.costs.parameters import FITTED
 from cost_aware_operator.costs.predict import step_seconds

@@ -213,8 +213,11 @@ def test_a_job_past_its_deadline_fails_with_the_job_controller_s_words() -> None
 
 
 def test_a_manifest_changed_while_suspended_makes_the_pods_anew() -> None:
-    decision = decide(running(child=child(job(), template_hash="another", suspended=True)))
-    assert decision.replace_child
+    old = child(job(), template_hash="another", suspended=True)
+    waits = decide(running(child=old))
+    assert not waits.replace_child, "the old pods are still saving"
+    assert not waits.want_pods
+    assert decide(running(child=old, pods=())).replace_child
 
 
 def test_the_same_facts_give_the_same_status_and_no_event_twice() -> None:

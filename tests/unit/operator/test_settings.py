@@ -16,3 +16,14 @@ def test_the_scrape_interval_may_be_a_fraction(text: str, seconds: float) -> Non
 def test_an_impossible_scrape_interval_is_refused_by_name(text: str) -> None:
     with pytest.raises(SettingsError, match="CATJ_SCRAPE_INTERVAL_SECONDS"):
         Settings.from_environment({"CATJ_SCRAPE_INTERVAL_SECONDS": text})
+
+
+@pytest.mark.parametrize("text", ["prometheus:9090", "ftp://prometheus", "http://", "/api"])
+def test_an_address_that_is_none_is_refused_by_name(text: str) -> None:
+    with pytest.raises(SettingsError, match="CATJ_PROMETHEUS_URL"):
+        Settings.from_environment({"CATJ_PROMETHEUS_URL": text})
+
+
+def test_without_an_address_the_ranks_are_asked() -> None:
+    assert Settings.from_environment({}).prometheus_url is None
+    assert Settings.from_environment({"CATJ_PROMETHEUS_URL": "https://p/prom"}).prometheus_url == "https://p/prom"

@@ -232,6 +232,17 @@ def written(*options: str) -> tuple[str, PodDefaults]:
 
 
 @needs_helm
+def test_a_prometheus_server_is_told_only_where_one_is_named() -> None:
+    def told(*options: str) -> str | None:
+        (container,) = one(render(*options), "Deployment")["spec"]["template"]["spec"]["containers"]
+        environment = {item["name"]: item["value"] for item in container["env"] if "value" in item}
+        return Settings.from_environment(environment).prometheus_url
+
+    assert told() is None
+    assert told("--set", "metricsSource.prometheusUrl=http://prometheus:9090") == "http://prometheus:9090"
+
+
+@needs_helm
 @pytest.mark.parametrize("seconds", ["0.5", "2.5", "3600"])
 def test_every_scrape_interval_that_the_schema_allows_is_one_that_the_operator_takes(seconds: str) -> None:
     deployment = one(render("--set-json", f"scrape.intervalSeconds={seconds}"), "Deployment")
@@ -271,6 +282,7 @@ def test_the_definition_is_rendered_unchanged_and_kept() -> None:
         "logLevel=LOUD",
         "watchNamespaces={Team_A}",
         "prices[0].instanceType=a",
+        "metricsSource.prometheusUrl=prometheus:9090",
         "scrape.intervalSeconds=0.4",
         "scrape.intervalSeconds=3601",
         "trainer.podDefaults.resources.limit=a",

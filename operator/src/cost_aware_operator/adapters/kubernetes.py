@@ -165,6 +165,16 @@ class Cluster:
                 return None
             raise
 
+    async def nodes(self, instance_types: Sequence[str]) -> list[dict[str, Any]] | None:
+        """Up to 500 nodes, of some instance types or of all; None where they may not be listed."""
+        selector = f"node.kubernetes.io/instance-type in ({','.join(instance_types)})" if instance_types else ""
+        try:
+            return list((await self._call("GET", "api/v1/nodes", limit="500", labelSelector=selector)).get("items", []))
+        except ApiError as error:
+            if error.status == 403:
+                return None
+            raise
+
     async def config_map(self, namespace: str, name: str) -> StoredData | None:
         """A ConfigMap's data."""
         document = await self._get("ConfigMap", namespace, name)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import aiohttp
 
+from cost_aware_operator.adapters.source import Answers, rank_name
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.observing.samples import RankSample, ScrapeError, parse_rank
 from cost_aware_operator.workload.views import PodView
@@ -25,6 +26,8 @@ from cost_aware_trainer.contract import (
 )
 
 logger = logging.getLogger(__name__)
+PLAIN = {"Accept-Encoding": "identity"}
+"""What is small when packed may be large unpacked; the session must not unpack it either."""
 
 
 class RankUnreachableError(Exception):
@@ -56,18 +59,20 @@ class Ranks:
                 _raise_unexpected(answer)
         return found
 
-    async def samples(self, pods: Iterable[PodView], ranks_per_node: int) -> dict[str, tuple[RankSample, ...]]:
-        """Ranks' metrics by pod uid; a rank that does not answer is left out."""
+    async def samples(self, job: JobKey, pods: Iterable[PodView], ranks_per_node: int) -> Answers:
+        """Ranks' metrics, from each rank's own endpoint."""
         usable = [p for p in pods if p.usable]
         targets = [(p, rank) for p in usable for rank in range(ranks_per_node)]
         answers = await asyncio.gather(*(self._sample(p, rank) for p, rank in targets), return_exceptions=True)
         found: dict[str, tuple[RankSample, ...]] = {}
-        for (pod, _), answer in zip(targets, answers, strict=True):
+        unheard: dict[str, str] = {}
+        for (pod, local), answer in zip(targets, answers, strict=True):
             if isinstance(answer, RankSample):
                 found[pod.uid] = (*found.get(pod.uid, ()), answer)
             else:
                 _raise_unexpected(answer)
-        return found
+                unheard[rank_name(pod.index * ranks_per_node + local, pod)] = str(answer)[:200]
+        return Answers(found, unheard)
 
     async def order(self, pods: Iterable[PodView], order: RunOrder, token: str) -> None:
         """Tells agents of an attempt. Who does not hear it is told again at the next reconcile."""
@@ -86,9 +91,11 @@ class Ranks:
     async def _get(self, url: str) -> str:
         async with self._slots:
             try:
-                async with self._session.get(url, timeout=self._timeout) as answer:
+                async with self._session.get(url, timeout=self._timeout, headers=PLAIN) as answer:
                     answer.raise_for_status()
                     return (await _bounded(answer)).decode()
+            except UnicodeDecodeError:
+                raise RankUnreachableError(f"{url}: the answer is not text") from None
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 raise RankUnreachableError(f"{url}: {error!r}") from error
 

@@ -19,6 +19,8 @@ class Kind(StrEnum):
     """Other degrees on the same pods."""
     RESIZE = "Resize"
     """Another number of pods."""
+    MOVE = "Move"
+    """All pods made anew, none of them on a node that was slow."""
 
 
 class ChangeOutcome(StrEnum):
@@ -86,9 +88,17 @@ def plan_key(plan: Plan) -> str:
 def described(plan: Plan) -> str:
     """A plan in a few words."""
     nodes = f"{plan.nodes} node{'' if plan.nodes == 1 else 's'}"
-    return f"{plan.data}x{plan.tensor}x{plan.pipeline} on {nodes}, micro-batch {plan.micro_batch}"
+    without = f", not on {', '.join(plan.excluded_nodes)}" if plan.excluded_nodes else ""
+    return f"{plan.data}x{plan.tensor}x{plan.pipeline} on {nodes}, micro-batch {plan.micro_batch}{without}"
+
+
+def move_key(node: str) -> str:
+    """By this it is barred to leave a node, where that did not work."""
+    return f"off {node}"
 
 
 def kind_of(origin: Plan, target: Plan) -> Kind:
     """How one gets from a plan to another."""
+    if origin.excluded_nodes != target.excluded_nodes:
+        return Kind.MOVE
     return Kind.REBALANCE if origin.nodes == target.nodes else Kind.RESIZE

@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from cost_aware_operator.adjusting.adjuster import Action, Situation, Verdict, step_usd
-from cost_aware_operator.adjusting.changes import KEPT, Change, ChangeOutcome, described, kind_of, plan_key
+from cost_aware_operator.adjusting.changes import (
+    KEPT,
+    Change,
+    ChangeOutcome,
+    Kind,
+    described,
+    kind_of,
+    move_key,
+    plan_key,
+)
+from cost_aware_operator.adjusting.situation import Action, Situation, Verdict, step_usd
 from cost_aware_operator.planning.plan import Plan
 
 
@@ -23,7 +32,7 @@ class History:
         return self.changes[-1] if self.changes else None
 
     def _with_last(self, change: Change, *, bar: Plan | None = None) -> History:
-        barred = self.barred if bar is None else tuple(dict.fromkeys((*self.barred, plan_key(bar))))
+        barred = self.barred if bar is None else tuple(dict.fromkeys((*self.barred, *_keys(change, bar))))
         return History((*self.changes[:-1], change), barred)
 
     def begun(self, situation: Situation, verdict: Verdict, attempt: int) -> History:
@@ -89,3 +98,9 @@ class History:
         ended = replace(last, outcome=ChangeOutcome.FAILED, reason=f"{last.reason} (it did not start: {why})"[:1024])
         plan = replace(last.origin, explanation=f"back from {described(last.target)}: {why}"[:1024])
         return self._with_last(ended, bar=last.target), plan
+
+
+def _keys(change: Change, bar: Plan) -> tuple[str, ...]:
+    """What is not tried again: to leave the nodes that a change left, or else its plan."""
+    left = tuple(move_key(node) for node in change.target.excluded_nodes if node not in change.origin.excluded_nodes)
+    return left if change.kind is Kind.MOVE else (plan_key(bar),)

@@ -21,6 +21,8 @@ class ConditionType(StrEnum):
     RUNNING = "Running"
     EFFICIENT = "Efficient"
     ADJUSTING = "Adjusting"
+    STRAGGLING = "Straggling"
+    OBSERVED = "Observed"
     SUSPENDED = "Suspended"
     BUDGET_EXHAUSTED = "BudgetExhausted"
     SUCCEEDED = "Succeeded"
@@ -268,7 +270,7 @@ class AdjustmentStatus(ApiModel):
     attempt: int
     """The attempt that carried it out."""
     kind: Text
-    """Rebalance (the pods stay) or Resize."""
+    """Rebalance (the pods stay), Resize, or Move (all pods made anew, none on a node that was slow)."""
     from_: Annotated[Text, Field(alias="from")]
     """Data x tensor x pipeline, nodes and micro-batch before."""
     to: Text
@@ -283,6 +285,19 @@ class AdjustmentStatus(ApiModel):
     """From the decision to the first step under the new plan."""
     outcome: Text
     """InProgress, Checking, Kept, RolledBack, Failed or Superseded."""
+
+
+class StragglerStatus(ApiModel):
+    """A rank that works longer on the same than its peers, over the whole window."""
+
+    rank: int
+    """Its number."""
+    pod: Text | None = None
+    """Where it runs."""
+    node: Text | None = None
+    """The node under that pod."""
+    slowdown: float
+    """Times the median of the other ranks of its pipeline stage."""
 
 
 class JobStatus(ApiModel):
@@ -308,6 +323,8 @@ class JobStatus(ApiModel):
     """How far the run is."""
     efficiency: EfficiencyStatus | None = None
     """Where the ranks' time goes."""
+    stragglers: Annotated[tuple[StragglerStatus, ...], Field(max_length=16)] = ()
+    """Ranks that hold up the others, the slowest first."""
     goodput: GoodputStatus | None = None
     """Where all paid time went."""
     cost: CostStatus | None = None

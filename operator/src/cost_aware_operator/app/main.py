@@ -26,7 +26,9 @@ from cost_aware_operator.adapters.clock import SystemClock
 from cost_aware_operator.adapters.files import defaults_file, price_file
 from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, connect
 from cost_aware_operator.adapters.lease import Lease
+from cost_aware_operator.adapters.prometheus import PrometheusSource
 from cost_aware_operator.adapters.ranks import Ranks
+from cost_aware_operator.adapters.source import MetricsSource
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.app.probes import Health, serve
 from cost_aware_operator.app.settings import Settings, SettingsError
@@ -60,6 +62,9 @@ class Operator:
         self._serving: asyncio.Task[Any] | None = None
         self._api = api
         self._ranks = Ranks(session, settings.scrape_concurrency)
+        self._source: MetricsSource = (
+            PrometheusSource(session, settings.prometheus_url) if settings.prometheus_url is not None else self._ranks
+        )
 
     async def lead(self) -> None:
         """Takes the Lease, then works until the Lease is lost or the task is cancelled."""
@@ -116,6 +121,7 @@ class Operator:
             gatherer=Gatherer(
                 self.cluster,
                 self._ranks,
+                self._source,
                 CachedNodes(self.cluster, self.clock),
                 price_file(self.settings.prices_file),
                 defaults_file(self.settings.pod_defaults_file),
@@ -177,7 +183,7 @@ class Operator:
 async def run(settings: Settings) -> None:
     """The whole process, until SIGTERM."""
     api = await connect()
-    async with aiohttp.ClientSession() as session:
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
         operator = Operator(settings, api, session)
         runner = await serve(operator.health, operator.telemetry.registry, settings.port)
         stop = asyncio.Event()

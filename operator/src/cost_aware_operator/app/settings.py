@@ -8,6 +8,7 @@ import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 
 class SettingsError(ValueError):
@@ -30,6 +31,8 @@ class Settings:
     """Empty means all."""
     scrape_interval_seconds: float
     scrape_concurrency: int
+    prometheus_url: str | None
+    """A server that is asked for the ranks' metrics; None: the ranks are."""
     workers: int
     port: int
     log_level: str
@@ -52,10 +55,20 @@ class Settings:
             watch_namespaces=tuple(n for n in environment.get("CATJ_WATCH_NAMESPACES", "").split(",") if n),
             scrape_interval_seconds=_seconds(environment, "CATJ_SCRAPE_INTERVAL_SECONDS", 5.0),
             scrape_concurrency=_positive(environment, "CATJ_SCRAPE_CONCURRENCY", 64),
+            prometheus_url=_url(environment, "CATJ_PROMETHEUS_URL"),
             workers=_positive(environment, "CATJ_WORKERS", 8),
             port=_positive(environment, "CATJ_PORT", 8080),
             log_level=environment.get("CATJ_LOG_LEVEL", "INFO").upper(),
         )
+
+
+def _url(environment: Mapping[str, str], name: str) -> str | None:
+    text = environment.get(name, "")
+    if not text:
+        return None
+    if urlsplit(text).scheme not in ("http", "https") or not urlsplit(text).netloc:
+        raise SettingsError(f"{name} must be an address such as http://prometheus.monitoring:9090, got {text!r}")
+    return text
 
 
 def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:

@@ -8,14 +8,18 @@ from dataclasses import replace
 from rich.console import Console
 from rich.table import Table
 
-from cost_aware_operator.adjusting.adjuster import Settings
 from cost_aware_operator.adjusting.changes import described
 from cost_aware_operator.adjusting.simulate import Outcome, World, simulate
+from cost_aware_operator.adjusting.situation import Settings
 from cost_aware_operator.api.spec import AdjustPolicy, JobSpec
 from cost_aware_operator.cli.manifest import ManifestError, read_spec
 from cost_aware_operator.cli.plan import WIDE, add_arguments, book_of, complain
 from cost_aware_operator.costs.prices import PriceError
 from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, adjusting_space, make_plan
+
+RANGES = (
+    ("compute", 1e-3, 1e3), ("network", 1e-3, 1e3), ("noise", 0.0, 1.0), ("straggler", 1.0, 1e3), ("spare-nodes", 0, 1e4),
+)  # fmt: skip
 
 
 def add_simulation(verb: argparse.ArgumentParser) -> None:
@@ -28,14 +32,20 @@ def add_simulation(verb: argparse.ArgumentParser) -> None:
         "--network", type=float, default=1.0, metavar="X", help="the network at so many times the listed rate"
     )
     verb.add_argument("--noise", type=float, default=0.02, metavar="SHARE", help="spread of a measured window (0.02)")
+    verb.add_argument(
+        "--straggler", type=float, default=1.0, metavar="X", help="one node takes so many times as long as the others"
+    )
+    verb.add_argument(
+        "--spare-nodes", type=int, default=0, metavar="N", help="nodes beyond those that the run starts on"
+    )
     verb.add_argument("--seed", type=int, default=0, help="of the noise")
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Prints the run with and without the adjuster; returns the exit status."""
     file = arguments.file
-    for name, least, most in (("compute", 1e-3, 1e3), ("network", 1e-3, 1e3), ("noise", 0.0, 1.0)):
-        value = getattr(arguments, name)
+    for name, least, most in RANGES:
+        value = getattr(arguments, name.replace("-", "_"))
         if not least <= value <= most:
             return complain(
                 file,
@@ -55,7 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
         return complain(
             file, ValueError("spec.model, spec.nodes.instanceTypes: are needed for a prediction: write both")
         )
-    world = World(arguments.compute, arguments.network, arguments.noise)
+    world = World(
+        arguments.compute,
+        arguments.network,
+        arguments.noise,
+        straggler=arguments.straggler,
+        spare_nodes=arguments.spare_nodes,
+    )
     try:
         static = simulate(space, plan, replace(settings_of(spec), policy=AdjustPolicy.OFF), world, arguments.seed)
         acting = simulate(space, plan, replace(settings_of(spec), policy=AdjustPolicy.ACT), world, arguments.seed)

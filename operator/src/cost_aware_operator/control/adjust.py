@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from cost_aware_operator.adjusting.adjuster import (
-    Action,
-    DynamicParallelismAdjuster,
-    Settings,
-    Situation,
-    Verdict,
-    Window,
-)
+from cost_aware_operator.adjusting.adjuster import DynamicParallelismAdjuster
 from cost_aware_operator.adjusting.calibration import Measured
-from cost_aware_operator.adjusting.changes import ChangeOutcome
+from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind
 from cost_aware_operator.adjusting.history import History
+from cost_aware_operator.adjusting.situation import Action, Settings, Situation, Verdict, Window
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.money import current_samples, price_of
 from cost_aware_operator.control.record import Considered, RunRecord
+from cost_aware_operator.control.slow import slow_node_of, spare_nodes
 from cost_aware_operator.observing.samples import observe
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space
 from cost_aware_trainer.contract import Phase
 
 START_SECONDS = 300.0
 """From the order of a change to its first step; a change that takes longer has failed."""
+ROOM_SECONDS = 60.0
+"""For pods that are made anew without a slow node to find another; all of them are paid for, and wait."""
 MODELLED = (
     Phase.COMPUTE, Phase.OPTIMIZER, Phase.COMMUNICATION, Phase.TENSOR_COMMUNICATION, Phase.PIPELINE_COMMUNICATION,
     Phase.PIPELINE_BUBBLE, Phase.STRAGGLER_WAIT,
@@ -95,6 +92,8 @@ def situation_of(facts: Facts, plan: Plan) -> Situation | None:
         changes=record.changes,
         barred=frozenset(record.barred),
         deadline_left_seconds=deadline,
+        slow=slow_node_of(facts, plan),
+        spare_nodes=spare_nodes(facts, plan),
     )
 
 
@@ -102,6 +101,9 @@ def window_of(facts: Facts) -> Window | None:
     """What the newest attempt's ranks did over the scrapes that are kept."""
     seen = observe(facts.scrapes)
     if seen is None or seen.attempt != facts.record.attempt or seen.steps_per_second <= 0 or not seen.rank_step_seconds:
+        return None
+    if facts.order is not None and seen.ranks < facts.order.nodes * facts.order.ranks_per_node:
+        # what the others say of a run in which one is silent, or lies, is no ground for a decision
         return None
     parts = seen.rank_step_seconds
     modelled = sum(parts.get(phase, 0.0) for phase in MODELLED)
@@ -140,9 +142,22 @@ def _with(record: RunRecord, history: History) -> RunRecord:
     return record.model_copy(update={"changes": history.changes, "barred": history.barred})
 
 
-def overdue(facts: Facts) -> bool:
-    """Whether a change that was ordered has had its time."""
-    last = facts.record.changes[-1] if facts.record.changes else None
-    if last is None or last.outcome is not ChangeOutcome.IN_PROGRESS:
-        return False
-    return (facts.now - last.at).total_seconds() > START_SECONDS
+def under_way(record: RunRecord) -> Change | None:
+    """The change that was ordered and under which no step is done yet."""
+    last = record.changes[-1] if record.changes else None
+    return last if last is not None and last.outcome is ChangeOutcome.IN_PROGRESS else None
+
+
+def why_given_up(facts: Facts) -> str:
+    """Why a change that was ordered does not come about; empty while it may."""
+    last = under_way(facts.record)
+    if last is None:
+        return ""
+    if (facts.now - last.at).total_seconds() > START_SECONDS:
+        return f"no step within {START_SECONDS:.0f} s"
+    waiting = [
+        p
+        for p in facts.pods
+        if last.kind is Kind.MOVE and p.node is None and (facts.now - p.created_at).total_seconds() > ROOM_SECONDS
+    ]
+    return f"pod {waiting[0].name} found no node within {ROOM_SECONDS:.0f} s: {waiting[0].problem}" if waiting else ""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from cost_aware_operator.adjusting.changes import ChangeOutcome
+from cost_aware_operator.adjusting.changes import Kind
 from cost_aware_operator.api.spec import OnExhausted
 from cost_aware_operator.control import attempts
-from cost_aware_operator.control.adjust import START_SECONDS, adjusted, failed_change, overdue
+from cost_aware_operator.control.adjust import adjusted, failed_change, under_way, why_given_up
 from cost_aware_operator.control.decision import Decision
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.money import booked, current_samples
@@ -56,14 +56,26 @@ def decide(facts: Facts) -> Decision:
         return _stopped(facts, answer, Outcome.BUDGET_EXHAUSTED)
     if facts.job.spec.suspend:
         return _stopped(facts, answer, Outcome.SUSPENDED)
+    facts, answer = _fallen_back(facts, answer)
     if facts.child is not None and (
         facts.child.deleting or facts.child.template_hash != template_hash(facts.job, answer)
     ):
-        # the manifest was changed while it was suspended: a Job's template cannot be, so the Job is made anew
-        return _decision(
-            facts, Situation(Outcome.STARTING, plan=answer), replace_child=True, requeue_seconds=LAUNCH_SECONDS
-        )
+        return _anew(facts, answer)
     return _running(facts, answer)
+
+
+def _anew(facts: Facts, plan: Plan) -> Decision:
+    """The manifest was changed while suspended, or a node is left: a Job's template cannot change, so the Job is made anew.
+
+    Pods that run checkpoint and end first, so that no two attempts are ever at work.
+    """
+    deleting = facts.child is not None and facts.child.deleting
+    if not deleting and any(p.ended_at is None for p in facts.pods):
+        last = under_way(facts.record)
+        why = "pods save and end; they are made anew" + (f": {last.reason}" if last is not None else "")
+        situation = Situation(Outcome.RESTARTING, plan=plan, reason="Replacing", message=why)
+        return _decision(facts, situation, requeue_seconds=LAUNCH_SECONDS)
+    return _decision(facts, Situation(Outcome.STARTING, plan=plan), replace_child=True, requeue_seconds=LAUNCH_SECONDS)
 
 
 def _plan_or_refusal(facts: Facts) -> Plan | Refusal:
@@ -73,13 +85,18 @@ def _plan_or_refusal(facts: Facts) -> Plan | Refusal:
     """
     spec, record, child = facts.job.spec, facts.record, facts.child
     given = PlanInput(spec, facts.prices, facts.defaults.resources)
-    running = child is not None and not child.suspended
+    # while pods are made anew, the Job is suspended or away for a moment
+    moving = under_way(record) is not None and not spec.suspend and record.planned_for == planning_key(spec)
+    running = (child is not None and not child.suspended) or moving
     if record.plan is not None and (running or record.ended_at is not None):
         return repriced(record.plan, given)
     answer = make_plan(given)
-    if isinstance(answer, Plan) and record.plan is not None and record.planned_for == planning_key(spec):
+    if not isinstance(answer, Plan) or record.plan is None:
+        return answer
+    if record.planned_for == planning_key(spec):
         return repriced(record.plan, given)
-    return answer
+    # a node that was slow stays left, whatever else is asked for
+    return replace(answer, excluded_nodes=record.plan.excluded_nodes)
 
 
 def _newest_checkpoint(facts: Facts) -> int:
@@ -145,7 +162,7 @@ def _finished(facts: Facts, answer: Plan | Refusal) -> Decision:
 
 def _fallen_back(facts: Facts, plan: Plan) -> tuple[Facts, Plan]:
     """The facts under the old plan, where a change did not start."""
-    why = attempts.why_ended(facts) or (f"no step within {START_SECONDS:.0f} s" if overdue(facts) else "")
+    why = attempts.why_ended(facts) or why_given_up(facts)
     record = failed_change(facts, why) if why else None
     if record is None or record.plan is None:
         return facts, plan
@@ -154,14 +171,13 @@ def _fallen_back(facts: Facts, plan: Plan) -> tuple[Facts, Plan]:
 
 def _pods(facts: Facts, plan: Plan) -> int:
     """Pods that the Job shall have: those of the plan, and while a change to fewer is under way those that are to be drained too."""
-    last = facts.record.changes[-1] if facts.record.changes else None
-    if last is not None and last.outcome is ChangeOutcome.IN_PROGRESS:
+    last = under_way(facts.record)
+    if last is not None and last.kind is not Kind.MOVE:
         return max(last.origin.nodes, last.target.nodes)
     return plan.nodes
 
 
 def _running(facts: Facts, plan: Plan) -> Decision:
-    facts, plan = _fallen_back(facts, plan)
     step = attempts.next_step(facts, plan)
     match step:
         case attempts.GiveUp(reason, message):
@@ -221,6 +237,8 @@ def _begun(facts: Facts, plan: Plan, members: dict[int, str]) -> tuple[Facts, Ru
     attempt = max([old.attempt, facts.job.status.attempt, *(a.attempt for a in facts.agents.values())]) + 1
     # ranks that are asked to go on otherwise did not fail, and can save before they do
     planned = old.attempt > 0 and facts.order is not None and not carries_out(facts.job, facts.order, plan)
+    last = under_way(old)
+    moved = last is not None and last.kind is Kind.MOVE
     record = old.model_copy(
         update={
             "attempt": attempt,
@@ -228,7 +246,7 @@ def _begun(facts: Facts, plan: Plan, members: dict[int, str]) -> tuple[Facts, Ru
             "members": members,
             "started_at": old.started_at or facts.now,
             "attempt_checkpoint": old.newest_checkpoint,
-            "fruitless": _fruitless(facts, planned=planned),
+            "fruitless": _fruitless(facts, planned=planned or moved),
         }
     )
     return replace(facts, record=record), run_order(facts.job, plan, attempt, drain=planned)

@@ -24,12 +24,22 @@ class MissingClaim:
 
 
 @dataclass(frozen=True)
+class Unheard:
+    """A rank whose metrics are missing or cannot be true, why, and for how many seconds."""
+
+    rank: str
+    why: str
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Facts:
     """One job's world at one moment.
 
     `pods` holds the pods that exist, `departed` those whose deletion was watched and not yet accounted. `agents` and
     `samples` are by pod uid and hold only who answered. `obstacle` names an object of a child's name that is not the job's.
-    `scrapes` is the recent history, newest last.
+    `scrapes` is the recent history, newest last. `cluster_nodes` are looked up only while a rank is slow; None where that is not
+    so, or nodes may not be listed. `unheard` are ranks without metrics, or with some that cannot be true.
     """
 
     job: TrainingJob
@@ -48,4 +58,6 @@ class Facts:
     agents: Mapping[str, AgentStatus] = field(default_factory=dict)
     samples: Mapping[str, tuple[RankSample, ...]] = field(default_factory=dict)
     scrapes: Sequence[Scrape] = ()
+    unheard: tuple[Unheard, ...] = ()
+    cluster_nodes: tuple[NodeView, ...] | None = None
     scrape_interval_seconds: float = 5.0

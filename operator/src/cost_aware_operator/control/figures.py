@@ -17,11 +17,13 @@ from cost_aware_operator.api.status import (
     PlanStatus,
     PredictedStatus,
     ProgressStatus,
+    StragglerStatus,
 )
 from cost_aware_operator.api.units import GIB
 from cost_aware_operator.control.adjust import window_of
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.money import current_samples, price_of
+from cost_aware_operator.control.slow import slow_ranks
 from cost_aware_operator.costs.hardware import HardwareError, Precision
 from cost_aware_operator.ledger.ledger import Cause
 from cost_aware_operator.observing.samples import Observation
@@ -151,6 +153,20 @@ def _peak(
         return None if accelerator.name == "CPU" else accelerator.peak(Precision(plan.precision)) * 1e12
     except HardwareError:
         return None
+
+
+def straggler_status(facts: Facts, plan: Plan | None) -> tuple[StragglerStatus, ...]:
+    """Ranks that hold up the others."""
+    found = slow_ranks(facts, plan) if plan is not None else ()
+    return tuple(
+        StragglerStatus(
+            rank=slow.rank,
+            pod=pod.name if pod is not None else None,
+            node=pod.node if pod is not None else None,
+            slowdown=round(slow.slowdown, 2),
+        )
+        for slow, pod in found[:16]
+    )
 
 
 def goodput_status(facts: Facts) -> GoodputStatus | None:

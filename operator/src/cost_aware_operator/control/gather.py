@@ -10,12 +10,15 @@ from cost_aware_operator.adapters.clock import Clock
 from cost_aware_operator.adapters.files import WatchedFile
 from cost_aware_operator.adapters.kubernetes import Cluster, owner_uids
 from cost_aware_operator.adapters.ranks import Ranks
+from cost_aware_operator.adapters.source import MetricsSource
 from cost_aware_operator.api.job import TrainingJob
-from cost_aware_operator.control.facts import Facts, MissingClaim
+from cost_aware_operator.control.facts import Facts, MissingClaim, Unheard
+from cost_aware_operator.control.heard import believed
 from cost_aware_operator.control.memory import Memory
 from cost_aware_operator.control.record import RunRecord, from_data
 from cost_aware_operator.costs.prices import PriceBook
 from cost_aware_operator.observing.samples import Scrape
+from cost_aware_operator.observing.stragglers import stragglers
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.names import labels, record_name
 from cost_aware_operator.workload.views import NodeView, PodView, child_job_view, node_view, pod_view
@@ -32,6 +35,9 @@ class Nodes(Protocol):
     async def get(self, name: str) -> NodeView | None:
         """A node's labels."""
 
+    async def all(self, instance_types: tuple[str, ...]) -> tuple[NodeView, ...] | None:
+        """All nodes of some types; None where they may not be listed."""
+
 
 class CachedNodes:
     """Nodes, asked for once a minute each."""
@@ -40,6 +46,7 @@ class CachedNodes:
         self._cluster = cluster
         self._clock = clock
         self._known: dict[str, tuple[float, NodeView | None]] = {}
+        self._listed: dict[tuple[str, ...], tuple[float, tuple[NodeView, ...] | None]] = {}
 
     async def get(self, name: str) -> NodeView | None:
         """A node's labels; None where it may not be read or is gone and was never known."""
@@ -52,6 +59,16 @@ class CachedNodes:
         self._known[name] = (self._clock.monotonic(), view)
         return view
 
+    async def all(self, instance_types: tuple[str, ...]) -> tuple[NodeView, ...] | None:
+        """All nodes of some types, or of any; None where they may not be listed. Asked for once a minute."""
+        known = self._listed.get(instance_types)
+        if known is not None and self._clock.monotonic() - known[0] < NODE_SECONDS:
+            return known[1]
+        documents = await self._cluster.nodes(instance_types)
+        found = None if documents is None else tuple(node_view(document) for document in documents)
+        self._listed[instance_types] = (self._clock.monotonic(), found)
+        return found
+
 
 class Gatherer:
     """Makes `Facts`."""
@@ -60,6 +77,7 @@ class Gatherer:
         self,
         cluster: Cluster,
         ranks: Ranks,
+        source: MetricsSource,
         nodes: Nodes,
         prices: WatchedFile[PriceBook],
         defaults: WatchedFile[PodDefaults],
@@ -68,6 +86,7 @@ class Gatherer:
     ) -> None:
         self._cluster = cluster
         self._ranks = ranks
+        self._source = source
         self._scrape_interval_seconds = scrape_interval_seconds
         self._nodes = nodes
         self._prices = prices
@@ -96,7 +115,7 @@ class Gatherer:
         names = {p.node for p in (*pods, *departed) if p.node}
         nodes = {name: node for name in names if (node := await self._nodes.get(name)) is not None}
         agents = await self._ranks.statuses(pods)
-        await self._scrape(job, pods, memory)
+        await self._scrape(job, pods, memory, record.attempt)
         if result is None:
             result = next((a.result for a in agents.values() if a.result is not None and a.result.total_steps), None)
         return Facts(
@@ -117,7 +136,19 @@ class Gatherer:
             samples=dict(memory.samples),
             scrapes=tuple(memory.scrapes),
             scrape_interval_seconds=self._scrape_interval_seconds,
+            cluster_nodes=await self._cluster_nodes(job, memory),
+            unheard=tuple(
+                Unheard(rank, why, self._clock.monotonic() - since)
+                for rank, (since, why) in sorted(memory.unheard.items())
+            ),
         )
+
+    async def _cluster_nodes(self, job: TrainingJob, memory: Memory) -> tuple[NodeView, ...] | None:
+        """Where else pods could run; asked for only while a rank is slow, as a list of nodes is large."""
+        plan = job.status.plan
+        if plan is None or not stragglers(tuple(memory.scrapes), plan.data * plan.tensor):
+            return None
+        return await self._nodes.all(plan.instance_types)
 
     async def _record(
         self, job: TrainingJob, memory: Memory
@@ -147,17 +178,20 @@ class Gatherer:
         found = await asyncio.gather(*(self._cluster.claim_exists(job.key.namespace, name) for _, name in claims))
         return tuple(MissingClaim(*claim) for claim, exists in zip(claims, found, strict=True) if not exists)
 
-    async def _scrape(self, job: TrainingJob, pods: tuple[PodView, ...], memory: Memory) -> None:
-        """A rank that does not answer keeps its last sample while its pod lives: its counters only grow."""
+    async def _scrape(self, job: TrainingJob, pods: tuple[PodView, ...], memory: Memory, attempt: int) -> None:
+        """A rank that does not answer, or not what can be true, keeps its last sample while its pod lives: its counters only grow."""
         plan = job.status.plan
         if plan is None:
             return
-        fresh = await self._ranks.samples(pods, plan.ranks // plan.nodes)
+        answers = await self._source.samples(job.key, pods, plan.ranks // plan.nodes)
+        now = self._clock.monotonic()
+        fresh, unheard = believed(job, pods, answers, memory.samples, attempt, self._clock.now())
+        memory.unheard = {rank: (memory.unheard.get(rank, (now, ""))[0], why) for rank, why in unheard.items()}
         alive = {p.uid for p in pods}
         memory.samples = {uid: s for uid, s in memory.samples.items() if uid in alive or uid in memory.departed} | fresh
         if fresh:
             ranks = tuple(sample for samples in fresh.values() for sample in samples)
-            memory.scrapes.append(Scrape(self._clock.monotonic(), ranks))
+            memory.scrapes.append(Scrape(now - answers.age_seconds, ranks))
 
 
 def in_the_way(kind: str, name: str) -> str:

@@ -22,6 +22,8 @@ class Memory:
     uid: str
     scrapes: deque[Scrape] = field(default_factory=lambda: deque(maxlen=SCRAPES_KEPT))
     samples: dict[str, tuple[RankSample, ...]] = field(default_factory=dict)
+    unheard: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """Ranks without a sample that can be believed, by name: since when, and why."""
     departed: dict[str, PodView] = field(default_factory=dict)
     saved: RunRecord | None = None
     saved_at: float = float("-inf")

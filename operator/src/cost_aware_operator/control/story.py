@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from cost_aware_operator.adjusting.adjuster import Action, Verdict
-from cost_aware_operator.adjusting.changes import ChangeOutcome
+from cost_aware_operator.adjusting.changes import ChangeOutcome, Kind
+from cost_aware_operator.adjusting.situation import Action, Verdict
 from cost_aware_operator.api.conditions import find, merged
 from cost_aware_operator.api.status import (
     Condition,
@@ -14,7 +14,9 @@ from cost_aware_operator.api.status import (
     ConditionType,
     JobState,
     JobStatus,
+    StragglerStatus,
 )
+from cost_aware_operator.control.adjust import under_way
 from cost_aware_operator.control.decision import Event
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.figures import (
@@ -25,6 +27,7 @@ from cost_aware_operator.control.figures import (
     measured_status,
     plan_status,
     progress_status,
+    straggler_status,
 )
 from cost_aware_operator.control.money import price_of
 from cost_aware_operator.observing.samples import WEIGHT_MOVING, Observation, observe
@@ -78,8 +81,10 @@ _TOLD_ONLY_WHEN_TRUE = (
     ConditionType.SUCCEEDED,
     ConditionType.FAILED,
 )
-_BAD_WHEN_TRUE = (ConditionType.BUDGET_EXHAUSTED, ConditionType.FAILED)
-_BAD_WHEN_FALSE = (ConditionType.PLANNED, ConditionType.PRICE_KNOWN, ConditionType.EFFICIENT)
+_BAD_WHEN_TRUE = (ConditionType.BUDGET_EXHAUSTED, ConditionType.FAILED, ConditionType.STRAGGLING)
+_BAD_WHEN_FALSE = (ConditionType.PLANNED, ConditionType.PRICE_KNOWN, ConditionType.EFFICIENT, ConditionType.OBSERVED)
+UNHEARD_SECONDS = 15.0
+"""For so long a rank may be without metrics before it is told: a busy machine misses a scrape now and then."""
 
 Row = tuple[ConditionType, ConditionStatus, str, str]
 
@@ -89,12 +94,18 @@ def tell_story(facts: Facts, situation: Situation) -> tuple[JobStatus, tuple[Eve
     old = facts.job.status
     observation = observe(facts.scrapes)
     progress = progress_status(facts, observation)
+    last = under_way(facts.record)
+    # until the change that was just ordered is carried out, what is measured is the plan before it
+    ran = last.origin if last is not None and facts.record.attempt < last.attempt else situation.plan
+    slow = straggler_status(facts, ran) if situation.outcome is Outcome.RUNNING else old.stragglers
     rows = [
         *_planned(situation),
         *_priced(facts, situation),
         *_running(facts, situation),
         *_efficient(facts, observation),
+        *_observed(facts, situation),
         *_adjusting(facts, situation),
+        *_straggling(facts, situation, slow),
         *_ends(facts, situation),
     ]
     conditions = merged(old.conditions, rows, facts.job.generation, facts.now)
@@ -111,6 +122,7 @@ def tell_story(facts: Facts, situation: Situation) -> tuple[JobStatus, tuple[Eve
         adjustments=tuple(map(adjustment_status, facts.record.changes)),
         progress=progress,
         efficiency=efficiency_status(facts, situation.plan, observation) or old.efficiency,
+        stragglers=slow,
         goodput=goodput_status(facts),
         cost=cost_status(facts, situation.plan, progress),
         conditions=conditions,
@@ -209,6 +221,24 @@ def _efficient(facts: Facts, observation: Observation | None) -> list[Row]:
     return [(ConditionType.EFFICIENT, ConditionStatus.FALSE, "BelowThreshold", message)]
 
 
+def _observed(facts: Facts, situation: Situation) -> list[Row]:
+    """Ranks that say nothing, or what cannot be true, once they have done so for a while."""
+    if situation.outcome is not Outcome.RUNNING:
+        return []
+    if facts.job.spec.trainer.config is None and not facts.samples:
+        return []  # a program of the user's own need not tell anything
+    missing = [u for u in facts.unheard if u.seconds >= UNHEARD_SECONDS]
+    if missing:
+        said = "; ".join(f"{u.rank}: {u.why}" for u in missing[:4]) + (
+            f"; and {len(missing) - 4} more" if len(missing) > 4 else ""
+        )
+        message = f"no change is decided without the metrics of every rank: {said}"
+        return [(ConditionType.OBSERVED, ConditionStatus.FALSE, "MetricsMissing", message[:1024])]
+    if find(facts.job.status.conditions, ConditionType.OBSERVED) is None or facts.unheard:
+        return []
+    return [(ConditionType.OBSERVED, ConditionStatus.TRUE, "MetricsRead", "the metrics of every rank are read")]
+
+
 def _adjusting(facts: Facts, situation: Situation) -> list[Row]:
     """What the adjuster does, or why it does nothing."""
     last = facts.record.changes[-1] if facts.record.changes else None
@@ -225,6 +255,32 @@ def _adjusting(facts: Facts, situation: Situation) -> list[Row]:
     if find(facts.job.status.conditions, ConditionType.ADJUSTING) is None:
         return []
     return [(ConditionType.ADJUSTING, ConditionStatus.FALSE, "NotTraining", "the ranks take no steps")]
+
+
+def _straggling(facts: Facts, situation: Situation, slow: tuple[StragglerStatus, ...]) -> list[Row]:
+    """Who holds up the others, and what is done about it; while the ranks take no steps, what was known stays."""
+    if situation.outcome is not Outcome.RUNNING:
+        return []
+    if not slow:
+        before = find(facts.job.status.conditions, ConditionType.STRAGGLING)
+        nobody = "every rank computes about as fast as its peers"
+        return [] if before is None else [(ConditionType.STRAGGLING, ConditionStatus.FALSE, "NoStraggler", nobody)]
+    verdict = situation.verdict
+    about = verdict.of_slow_node if verdict is not None else None
+    if verdict is not None and verdict.reason == Kind.MOVE.value:
+        about = verdict
+    named = "; ".join(
+        f"rank {s.rank} (pod {s.pod}, node {s.node}) takes {s.slowdown:.2f} times its peers' time" for s in slow[:4]
+    )
+    message = f"{named}. {about.message}" if about is not None else named
+    return [
+        (
+            ConditionType.STRAGGLING,
+            ConditionStatus.TRUE,
+            about.reason if about is not None else "SlowNode",
+            message[:1024],
+        )
+    ]
 
 
 def _ends(facts: Facts, situation: Situation) -> list[Row]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -13,10 +12,6 @@ from cost_aware_trainer.contract import LinkLevel, Metric, Phase
 
 WEIGHT_MOVING = (Phase.COMPUTE, Phase.OPTIMIZER)
 """The phases whose share of the ranks' time is the efficiency."""
-
-
-STRAGGLING = 1.5
-"""A rank that works so many times as long as the median rank is told of as a straggler."""
 
 
 class ScrapeError(ValueError):
@@ -80,12 +75,6 @@ class Observation:
     """A rank's share of its node's network, as the ranks' own probe found it at their start; None on one node."""
 
     @property
-    def stragglers(self) -> tuple[int, ...]:
-        """Ranks that work half as long again as the median rank, or more."""
-        usual = statistics.median(self.working_seconds.values()) if self.working_seconds else 0.0
-        return tuple(rank for rank, worked in sorted(self.working_seconds.items()) if worked > STRAGGLING * usual > 0)
-
-    @property
     def efficiency(self) -> float:
         """The share of step time that moves the weights.
 
@@ -101,24 +90,41 @@ def parse_rank(text: str) -> RankSample:
         ScrapeError: not exposition text, or the series that every rank has are missing.
     """
     values: dict[str, float] = {}
-    phases: dict[Phase, float] = {}
+    phases: dict[str, float] = {}
     labels: dict[str, str] = {}
-    links: dict[LinkLevel, float] = {}
+    links: dict[str, float] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name == Metric.LINK_BANDWIDTH:
-                    links[LinkLevel(sample.labels["level"])] = sample.value
+                    links[sample.labels["level"]] = sample.value
                 elif sample.name == Metric.PHASE_SECONDS:
-                    phases[Phase(sample.labels["phase"])] = sample.value
+                    phases[sample.labels["phase"]] = sample.value
                 elif sample.name.startswith("catj_rank_"):
                     values[sample.name] = sample.value
                     labels = dict(sample.labels)
+    except (KeyError, ValueError, OverflowError, IndexError, TypeError) as error:
+        raise ScrapeError(f"not a rank's metrics: {error!r}") from None
+    return sample_of(labels, values, phases, links)
+
+
+def sample_of(
+    labels: Mapping[str, str],
+    values: Mapping[str, float],
+    phases: Mapping[str, float],
+    links: Mapping[str, float] | None = None,
+) -> RankSample:
+    """A rank's sample from its labels, series by name, seconds by phase and links' rates by level, wherever they were read.
+
+    Raises:
+        ScrapeError: a label is missing, or a value is none that can be.
+    """
+    try:
         return RankSample(
             rank=int(labels["rank"]),
             attempt=int(labels["attempt"]),
-            step=int(values.get(Metric.STEP, 0)),
-            total_steps=int(values.get(Metric.TOTAL_STEPS, 0)),
+            step=math.floor(values.get(Metric.STEP, 0)),
+            total_steps=math.floor(values.get(Metric.TOTAL_STEPS, 0)),
             steps=values.get(Metric.STEPS, 0.0),
             tokens=values.get(Metric.TOKENS, 0.0),
             step_seconds=values.get(Metric.STEP_SECONDS, 0.0),
@@ -129,10 +135,10 @@ def parse_rank(text: str) -> RankSample:
             heldout_loss=_finite(values.get(Metric.HELDOUT_LOSS)),
             checkpoint_step=_step(values.get(Metric.CHECKPOINT_STEP)),
             resumed_step=_step(values.get(Metric.RESUMED_STEP)),
-            phase_seconds=phases,
-            network_bytes_per_second=_rate(links.get(LinkLevel.NETWORK)),
+            phase_seconds={Phase(name): value for name, value in phases.items()},
+            network_bytes_per_second=_rate((links or {}).get(LinkLevel.NETWORK)),
         )
-    except (KeyError, ValueError) as error:
+    except (KeyError, ValueError, OverflowError) as error:
         raise ScrapeError(f"not a rank's metrics: {error!r}") from None
 
 

@@ -73,7 +73,10 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Plan:
-    """Degrees and sizes of a run. `instance_types` are those that the pods may run on; empty means any. `spot`: bought as such."""
+    """Degrees and sizes of a run. `instance_types` are those that the pods may run on; empty means any. `spot`: bought as such.
+
+    `excluded_nodes` were slow, and no pod of the job runs on them again.
+    """
 
     data: int
     nodes: int
@@ -94,6 +97,7 @@ class Plan:
     spot: bool = False
     bucket_mib: float | None = None
     """Of gradients that replicas sum; None where the trainer's own choice stands. It makes no plan another one."""
+    excluded_nodes: tuple[str, ...] = ()
     predicted: Predicted | None = None
     alternatives: tuple[Alternative, ...] = ()
 

@@ -80,7 +80,8 @@ def template_hash(job: TrainingJob, plan: Plan) -> str:
     count: a later version's new field must not make every running job's pods anew.
     """
     parts = job.spec.model_dump(mode="json", include={"template", "nodes", "trainer"}, exclude_defaults=True)
-    text = json.dumps([parts, plan.ranks_per_node, plan.instance_types], sort_keys=True)
+    made = [parts, plan.ranks_per_node, plan.instance_types, *([plan.excluded_nodes] if plan.excluded_nodes else [])]
+    text = json.dumps(made, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -223,7 +224,7 @@ def _own_mounts(job: TrainingJob) -> tuple[dict[str, Any], ...]:
 
 
 def _affinity(job: TrainingJob, plan: Plan) -> dict[str, Any]:
-    """One pod a node, on the instance types that were planned and the capacity that the manifest allows."""
+    """One pod a node, on the instance types that were planned and the capacity that the manifest allows, on no node that was left."""
     expressions: list[dict[str, Any]] = []
     nodes = job.spec.nodes
     if plan.instance_types:
@@ -240,12 +241,13 @@ def _affinity(job: TrainingJob, plan: Plan) -> dict[str, Any]:
             ]
         }
     }
-    if any(terms):
-        affinity["nodeAffinity"] = {
-            "requiredDuringSchedulingIgnoredDuringExecution": {
-                "nodeSelectorTerms": [{"matchExpressions": term} for term in terms]
-            }
-        }
+    # a requirement on a node's name takes one value; all of a term must hold
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in plan.excluded_nodes]
+    if any(terms) or fields:
+        found = [
+            ({"matchExpressions": term} if term else {}) | ({"matchFields": fields} if fields else {}) for term in terms
+        ]
+        affinity["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": found}}
     return affinity
 
 

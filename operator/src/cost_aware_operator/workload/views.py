@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -60,13 +60,27 @@ class ChildJobView:
 
 
 @dataclass(frozen=True)
+class Taint:
+    """A node's taint."""
+
+    key: str
+    value: str
+    effect: str
+
+
+@dataclass(frozen=True)
 class NodeView:
-    """What a node's labels say of its price."""
+    """A node: what its labels say of its price, and whether pods may go there. `allocatable` holds Kubernetes quantities."""
 
     name: str
     instance_type: str | None
     zone: str | None
     spot: bool
+    ready: bool = True
+    unschedulable: bool = False
+    taints: tuple[Taint, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    allocatable: Mapping[str, str] = field(default_factory=dict)
 
 
 def _time(text: str | None) -> datetime | None:
@@ -147,9 +161,16 @@ def child_job_view(document: Mapping[str, Any]) -> ChildJobView:
 def node_view(document: Mapping[str, Any]) -> NodeView:
     """A node."""
     labels = document["metadata"].get("labels") or {}
+    spec, status = document.get("spec") or {}, document.get("status") or {}
+    conditions = {c["type"]: c["status"] for c in status.get("conditions") or []}
     return NodeView(
         name=document["metadata"]["name"],
         instance_type=next((labels[name] for name in INSTANCE_TYPE_LABELS if labels.get(name)), None),
         zone=next((labels[name] for name in ZONE_LABELS if labels.get(name)), None),
         spot=is_spot(labels),
+        ready=conditions.get("Ready", "True") == "True",
+        unschedulable=bool(spec.get("unschedulable")),
+        taints=tuple(Taint(t["key"], t.get("value") or "", t["effect"]) for t in spec.get("taints") or []),
+        labels=labels,
+        allocatable=status.get("allocatable") or {},
     )

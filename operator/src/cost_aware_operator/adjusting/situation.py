@@ -1,0 +1,121 @@
+"""All that a verdict of the adjuster depends on, and the verdict, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from cost_aware_operator.adjusting.calibration import Measured
+from cost_aware_operator.adjusting.changes import Change
+from cost_aware_operator.api.spec import AdjustPolicy
+from cost_aware_operator.planning.plan import Plan
+from cost_aware_operator.planning.space import Space
+
+
+class Action(StrEnum):
+    """What to do."""
+
+    HOLD = "Hold"
+    RECOMMEND = "Recommend"
+    CHANGE = "Change"
+    ROLL_BACK = "RollBack"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the manifest says of adjusting."""
+
+    policy: AdjustPolicy
+    threshold: float
+    window_seconds: float
+    cooldown_seconds: float
+    minimum_savings_usd: float
+
+
+@dataclass(frozen=True)
+class Window:
+    """What the ranks of the present attempt did over the last seconds. `wall_step_seconds` counts everything."""
+
+    seconds: float
+    steps: float
+    efficiency: float
+    wall_step_seconds: float
+    measured: Measured
+
+
+@dataclass(frozen=True)
+class SlowNode:
+    """A node whose ranks work longer on the same than their peers.
+
+    Seconds of a step: `working_seconds` on its slowest rank, `peers_seconds` on the median of that rank's peers, `rest_seconds` on
+    the rank that works longest of all that are elsewhere.
+    """
+
+    name: str
+    pods: tuple[str, ...]
+    ranks: tuple[int, ...]
+    working_seconds: float
+    peers_seconds: float
+    rest_seconds: float
+
+    @property
+    def slowdown(self) -> float:
+        """Times as long."""
+        return self.working_seconds / self.peers_seconds
+
+
+@dataclass(frozen=True)
+class Situation:
+    """All that a verdict depends on. `space` is None where model or hardware is not known."""
+
+    now: datetime
+    settings: Settings
+    plan: Plan
+    space: Space | None
+    window: Window | None
+    remaining_steps: int
+    hourly_usd: float | None
+    changes: tuple[Change, ...]
+    barred: frozenset[str]
+    deadline_left_seconds: float | None = None
+    slow: SlowNode | None = None
+    """A node that holds up the others, if there is one."""
+    spare_nodes: int | None = None
+    """Nodes that the pods may run on and none of them does; None where that is not known."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to do and why: one CamelCase word, and a sentence with its numbers."""
+
+    action: Action
+    reason: str
+    message: str
+    plan: Plan | None = None
+    predicted_step_usd: float | None = None
+    predicted_savings_usd: float | None = None
+    searched: bool = False
+    """Whether other plans were searched for."""
+    of_slow_node: Verdict | None = None
+    """Why a node that is slow is not left, where there is one."""
+
+
+def hold(reason: str, message: str) -> Verdict:
+    """The verdict to leave the run as it is."""
+    return Verdict(Action.HOLD, reason, message)
+
+
+def step_usd(given: Situation) -> float:
+    """Dollars of a step as it goes now, everything included."""
+    if given.window is None or given.hourly_usd is None:
+        raise AssertionError("checked before")
+    return given.window.wall_step_seconds * given.hourly_usd / 3600
+
+
+def late(given: Situation) -> bool:
+    """Whether the run misses its deadline at the present speed."""
+    left = given.deadline_left_seconds
+    return (
+        left is not None and given.window is not None and given.remaining_steps * given.window.wall_step_seconds > left
+    )

@@ -1,0 +1,52 @@
+"""Stragglers in a reconcile: which ranks, in which pods, on which nodes, and where else those could run. Pure."""
+
+from __future__ import annotations
+
+from cost_aware_operator.adjusting.situation import SlowNode
+from cost_aware_operator.control.facts import Facts
+from cost_aware_operator.observing.samples import observe
+from cost_aware_operator.observing.stragglers import SlowRank, stragglers
+from cost_aware_operator.planning.plan import Plan
+from cost_aware_operator.planning.space import resources_of
+from cost_aware_operator.workload.placement import could_take
+from cost_aware_operator.workload.views import PodView
+
+
+def slow_ranks(facts: Facts, plan: Plan) -> tuple[tuple[SlowRank, PodView | None], ...]:
+    """The newest attempt's stragglers with their pods, the slowest first."""
+    seen = observe(facts.scrapes)
+    if seen is None or seen.attempt != facts.record.attempt:
+        return ()
+    pods = {uid: p for p in facts.pods if (uid := p.uid) in facts.record.members.values()}
+    by_index = {index: pods.get(uid) for index, uid in facts.record.members.items()}
+    found = sorted(stragglers(facts.scrapes, plan.data * plan.tensor), key=lambda s: -s.slowdown)
+    return tuple((slow, by_index.get(slow.rank // plan.ranks_per_node)) for slow in found)
+
+
+def slow_node_of(facts: Facts, plan: Plan) -> SlowNode | None:
+    """The node of the slowest straggler, with all the stragglers there."""
+    slow = [(s, p) for s, p in slow_ranks(facts, plan) if p is not None and p.node is not None]
+    seen = observe(facts.scrapes)
+    if not slow or seen is None:
+        return None
+    worst, pod = slow[0]
+    here = [(s, p) for s, p in slow if p.node == pod.node]
+    indices = {i for i, uid in facts.record.members.items() if uid in {p.uid for _, p in here}}
+    elsewhere = [w for rank, w in seen.working_seconds.items() if rank // plan.ranks_per_node not in indices]
+    return SlowNode(
+        name=pod.node or "",
+        pods=tuple(sorted({p.name for _, p in here})),
+        ranks=tuple(sorted(s.rank for s, _ in here)),
+        working_seconds=worst.working_seconds,
+        peers_seconds=worst.peers_seconds,
+        rest_seconds=max(elsewhere, default=worst.peers_seconds),
+    )
+
+
+def spare_nodes(facts: Facts, plan: Plan) -> int | None:
+    """Nodes that could take a pod and have none of this job; None where nodes are not known."""
+    if facts.cluster_nodes is None:
+        return None
+    resources = resources_of(facts.job.spec, facts.defaults.resources)
+    used = {p.node for p in facts.pods}
+    return sum(name not in used for name in could_take(facts.cluster_nodes, facts.job, plan, resources))

@@ -1,0 +1,111 @@
+"""Endpoints that misbehave, over real sockets: a reconcile is never held up for long, and never reads without end."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+
+import aiohttp
+import pytest
+
+from cost_aware_operator.adapters import ranks
+from cost_aware_operator.adapters.ranks import Ranks
+from cost_aware_operator.adapters.source import Answers
+from cost_aware_operator.api.job import JobKey
+from cost_aware_operator.workload.views import PodView
+
+Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+GOOD = b'catj_rank_step{namespace="n",job="j",attempt="1",rank="0"} 5\n'
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n"
+
+
+async def honest(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + f"Content-Length: {len(GOOD)}\r\n\r\n".encode() + GOOD)
+
+
+async def hangs(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await asyncio.sleep(30)
+
+
+async def drips(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + b"\r\n")
+    for _ in range(300):
+        writer.write(b"# drip\n")
+        await writer.drain()
+        await asyncio.sleep(0.1)
+
+
+async def floods(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + b"\r\n")
+    for _ in range(100):
+        writer.write(b"# flood\n" * 131072)
+        await writer.drain()
+
+
+async def bombs(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    packed = gzip.compress(b"# zero\n" * 14_000_000)
+    writer.write(HEAD + f"Content-Encoding: gzip\r\nContent-Length: {len(packed)}\r\n\r\n".encode() + packed)
+
+
+async def breaks(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"\xff\xfe nonsense \x00")
+
+
+async def binary(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(HEAD + b"\r\n" + bytes(range(256)))
+
+
+@asynccontextmanager
+async def serving(behaviour: Behaviour) -> AsyncIterator[int]:
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await reader.readuntil(b"\r\n\r\n")
+            await behaviour(reader, writer)
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        server.close()
+
+
+def pod() -> PodView:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    return PodView("gpt-0-a", "u", 0, "127.0.0.1", "node", "Running", now, now, None, deleting=False, running=True)
+
+
+async def scrape(port: int, monkeypatch: pytest.MonkeyPatch) -> Answers:
+    monkeypatch.setattr(ranks, "METRICS_PORT", port)
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        return await Ranks(session, 4, timeout_seconds=1.0).samples(JobKey("n", "j"), [pod()], 1)
+
+
+async def test_an_honest_endpoint_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(honest) as port:
+        answers = await scrape(port, monkeypatch)
+    assert answers.samples["u"][0].step == 5
+    assert answers.unheard == {}
+
+
+@pytest.mark.parametrize("behaviour", [hangs, drips, floods, bombs, breaks, binary], ids=lambda b: b.__name__)
+async def test_a_misbehaving_endpoint_is_given_up_in_time_and_named(
+    behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(behaviour) as port:
+        began = time.monotonic()
+        answers = await scrape(port, monkeypatch)
+        took = time.monotonic() - began
+    assert took < 5
+    assert answers.samples == {}
+    (why,) = answers.unheard.values()
+    assert next(iter(answers.unheard)) == "rank 0 (pod gpt-0-a)"
+    assert why

@@ -1,0 +1,49 @@
+"""A slow node on a real cluster: named, left, and never at the cost of a sample."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from tests.e2e.test_adjusting import QUICK, closes, submitted
+from tests.support.cluster import LAST_WORKER, Space, script
+from tests.support.truth import assert_exactly_once
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+
+
+@pytest.fixture
+def slow_worker() -> Iterator[str]:
+    script("slow", LAST_WORKER, "0.2")
+    yield LAST_WORKER
+    script("slow", LAST_WORKER, "off")
+
+
+def test_a_slow_node_is_named_and_left_where_no_other_is_free_for_fewer(space: Space, slow_worker: str) -> None:
+    document = submitted(
+        space, "lame", {"min": 1, "max": 2}, {"data": 2, "tensor": 1, "pipeline": 1}, trainer={"config": {"steps": 400}}
+    )
+    named = space.wait("lame", lambda s: bool(s.get("stragglers")), 240, "a straggler")["stragglers"][0]
+    assert named["node"] == slow_worker
+    assert named["slowdown"] > 1.3
+    status = space.wait_finished("lame", seconds=600)
+    assert status["state"] == "Succeeded", status
+    first = status["adjustments"][0]
+    assert (first["kind"], first["outcome"]) == ("Move", "Kept"), first
+    assert first["realisedSavingsUSD"] > 0
+    assert first["downtimeSeconds"] < 120
+    assert [c["kind"] for c in status["adjustments"]].count("Move") == 1
+    assert all(pod["spec"]["nodeName"] != slow_worker for pod in space.pods("lame"))
+    assert any("Straggling=True" in event and "Move" in event for event in space.events("lame"))
+    assert_exactly_once(space, "lame", document["spec"], status)
+    closes(status)
+
+
+def test_without_a_node_to_go_to_it_is_said_and_nothing_is_done(space: Space, slow_worker: str) -> None:
+    degrees, steps = {"data": 2, "tensor": 1, "pipeline": 1}, {"config": {"steps": 100_000}}
+    submitted(space, "stuck", {"min": 2, "max": 2}, degrees, trainer=steps, efficiency=QUICK)
+    space.wait("stuck", lambda s: bool(s.get("stragglers")), 240, "a straggler")
+    condition = space.condition("stuck", "Straggling")
+    assert condition["reason"] == "NoSpareNode", condition
+    assert space.status("stuck").get("adjustments", []) == []
+    space.cluster.run("delete", "catj", "stuck", "-n", space.name)
