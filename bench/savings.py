@@ -1,6 +1,6 @@
 """What the adjuster saves on the cluster: the same run, static and dynamic, from a bad plan and from the best one.
 
-python bench/savings.py [--runs N]      (needs make install; writes bench/results/savings.json)
+python bench/savings.py [--runs N] [--only TEXT]     (needs make install; writes bench/results/savings.json)
 """
 
 from __future__ import annotations
@@ -106,21 +106,26 @@ def main() -> None:
     """Prints the table and writes the figures."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1)
-    runs = parser.parse_args().runs
+    parser.add_argument(
+        "--only", default="", help="scenarios whose name has this in it; savings.json is then left alone"
+    )
+    options = parser.parse_args()
+    chosen = [scenario for scenario in SCENARIOS if options.only in scenario.name]
     cluster = Cluster.connect()
     script("volumes", NAMESPACE)
     found = []
     try:
         space = Space(cluster, NAMESPACE)
-        for number in range(runs):
-            for scenario in SCENARIOS:
-                print(f"▸ {scenario.name}, run {number + 1} of {runs}", file=sys.stderr)
+        for number in range(options.runs):
+            for scenario in chosen:
+                print(f"▸ {scenario.name}, run {number + 1} of {options.runs}", file=sys.stderr)
                 found.append(compare(space, scenario, number))
                 print(json.dumps(found[-1]), file=sys.stderr)
     finally:
         script("forget", NAMESPACE)
-    (ROOT / "bench/results").mkdir(exist_ok=True)
-    (ROOT / "bench/results/savings.json").write_text(json.dumps(found, indent=2) + "\n")
+    if not options.only:
+        (ROOT / "bench/results").mkdir(exist_ok=True)
+        (ROOT / "bench/results/savings.json").write_text(json.dumps(found, indent=2) + "\n")
     table = Table()
     for column in ("scenario", "static $", "dynamic $", "saved", "losses", "decisions", "downtime s"):
         table.add_column(column)
