@@ -337,6 +337,7 @@ def test_a_node_that_cannot_be_read_has_no_price_where_it_could_be_of_several_ty
 def test_a_program_of_one_s_own_is_running_and_its_time_productive_once_torchrun_runs_everywhere() -> None:
     decision = decide(running(given=job(**OWN_PROGRAM), samples={}, scrapes=()))
     assert decision.status.state is JobState.RUNNING
+    assert "TrainingSession adds them" in decision.status.message, "it is told what it does without"
     assert condition(decision, ConditionType.RUNNING).reason == "Training"
     assert decision.status.cost is not None
     assert decision.status.cost.by_cause.productive == decision.status.cost.accrued_usd > 0

@@ -136,9 +136,18 @@ def _state(facts: Facts, situation: Situation) -> JobState:
     return _STATES[situation.outcome]
 
 
+UNSEEN = (
+    "the program serves no catj_rank_* metrics, so it has no progress, no efficiency and no samples trained exactly once here; "
+    "cost_aware_trainer.TrainingSession adds them"
+)
+"""What a torchrun script that knows nothing of us does without."""
+
+
 def _message(facts: Facts, situation: Situation) -> str:
     attempt = facts.record.attempt
     match situation.outcome:
+        case Outcome.RUNNING if facts.job.spec.trainer.config is None and not facts.samples:
+            return f"attempt {attempt} runs; {UNSEEN}"
         case Outcome.RUNNING:
             return f"attempt {attempt} trains"
         case Outcome.LAUNCHING:
