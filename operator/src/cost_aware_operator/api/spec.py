@@ -296,8 +296,9 @@ class CheckpointSpec(ApiModel):
     """A ReadWriteMany PersistentVolumeClaim of the job's namespace."""
     folder: Annotated[str, StringConstraints(max_length=253, pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./-]*$")] | None = None
     """The folder in it; absent means one of the job's own. Naming an earlier job's folder continues that run."""
-    interval_seconds: Annotated[int, Field(ge=1, le=86400)] = 60
-    """Seconds between periodic checkpoints. A change is in force from the next attempt on."""
+    interval_seconds: Annotated[int, Field(ge=1, le=86400)] | None = None
+    """Seconds between periodic checkpoints; absent means those that lose least between saves and failures. In force from the next
+    attempt on."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """How many of the newest checkpoints stay. A change is in force from the next attempt on."""
 

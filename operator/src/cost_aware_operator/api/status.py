@@ -287,6 +287,17 @@ class AdjustmentStatus(ApiModel):
     """InProgress, Checking, Kept, RolledBack, Failed or Superseded."""
 
 
+class CheckpointStatus(ApiModel):
+    """How often the run is saved."""
+
+    interval_seconds: float
+    """Seconds between periodic checkpoints, in force in the newest attempt."""
+    reason: Text
+    """Why so many."""
+    stall_seconds: float | None = None
+    """What a save blocks the ranks for, measured; absent before the first."""
+
+
 class StragglerStatus(ApiModel):
     """A rank that works longer on the same than its peers, over the whole window."""
 
@@ -325,6 +336,8 @@ class JobStatus(ApiModel):
     """Where the ranks' time goes."""
     stragglers: Annotated[tuple[StragglerStatus, ...], Field(max_length=16)] = ()
     """Ranks that hold up the others, the slowest first."""
+    checkpoint: CheckpointStatus | None = None
+    """How often it is saved; absent for a program of your own."""
     goodput: GoodputStatus | None = None
     """Where all paid time went."""
     cost: CostStatus | None = None

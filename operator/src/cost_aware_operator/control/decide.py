@@ -12,6 +12,7 @@ from cost_aware_operator.control.adjust import adjusted, failed_change, under_wa
 from cost_aware_operator.control.decision import Decision
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.money import booked, current_samples
+from cost_aware_operator.control.saving import interval_for, saves_seen
 from cost_aware_operator.control.story import Outcome, Situation, tell_story
 from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, make_plan, planning_key, repriced
 from cost_aware_operator.workload.build import template_hash
@@ -29,6 +30,8 @@ BLOCKED_SECONDS = 15.0
 def decide(facts: Facts) -> Decision:
     """The decision for one job."""
     record = facts.record.model_copy(update={"ledger": booked(facts), "newest_checkpoint": _newest_checkpoint(facts)})
+    facts = replace(facts, record=record)
+    record = record.model_copy(update={"saves": saves_seen(facts)})
     facts = replace(facts, record=record)
     answer = _plan_or_refusal(facts)
     if isinstance(answer, Plan) and record.ended_at is None:
@@ -125,6 +128,7 @@ def rejected(facts: Facts, refusal: Refusal) -> Decision:
 def _stopped(facts: Facts, plan: Plan, outcome: Outcome) -> Decision:
     """Suspended by its owner or by its budget: the Job controller ends the pods, the agents checkpoint first."""
     ending = any(p.ended_at is None for p in facts.pods)
+    facts = replace(facts, record=facts.record.model_copy(update={"stopped": True}))
     return _decision(facts, Situation(outcome, plan=plan), requeue_seconds=LAUNCH_SECONDS if ending else None)
 
 
@@ -239,8 +243,13 @@ def _begun(facts: Facts, plan: Plan, members: dict[int, str]) -> tuple[Facts, Ru
     planned = old.attempt > 0 and facts.order is not None and not carries_out(facts.job, facts.order, plan)
     last = under_way(old)
     moved = last is not None and last.kind is Kind.MOVE
+    interval, why = interval_for(facts, plan, goes_on=planned)
+    failed = old.attempt > 0 and not (planned or moved or old.stopped)
     record = old.model_copy(
         update={
+            "interruptions": old.interruptions + failed,
+            "stopped": False,
+            "interval_reason": why,
             "attempt": attempt,
             "attempt_at": facts.now,
             "members": members,
@@ -249,7 +258,7 @@ def _begun(facts: Facts, plan: Plan, members: dict[int, str]) -> tuple[Facts, Ru
             "fruitless": _fruitless(facts, planned=planned or moved),
         }
     )
-    return replace(facts, record=record), run_order(facts.job, plan, attempt, drain=planned)
+    return replace(facts, record=record), run_order(facts.job, plan, attempt, drain=planned, interval_seconds=interval)
 
 
 def _fruitless(facts: Facts, *, planned: bool) -> int:

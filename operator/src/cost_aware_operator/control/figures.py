@@ -10,6 +10,7 @@ from cost_aware_operator.api.status import (
     AdjustmentStatus,
     AlternativeStatus,
     CausesStatus,
+    CheckpointStatus,
     CostStatus,
     EfficiencyStatus,
     GoodputStatus,
@@ -166,6 +167,18 @@ def straggler_status(facts: Facts, plan: Plan | None) -> tuple[StragglerStatus, 
             slowdown=round(slow.slowdown, 2),
         )
         for slow, pod in found[:16]
+    )
+
+
+def checkpoint_status(facts: Facts) -> CheckpointStatus | None:
+    """How often the newest attempt saves, and why."""
+    if facts.order is None or facts.order.plan is None:
+        return None
+    stall = facts.record.saves.stall_seconds
+    return CheckpointStatus(
+        interval_seconds=facts.order.plan.checkpoint.interval_seconds,
+        reason=facts.record.interval_reason[:1024],
+        stall_seconds=None if stall is None else _rounded(stall),
     )
 
 

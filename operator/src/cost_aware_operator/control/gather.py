@@ -167,7 +167,11 @@ class Gatherer:
             and memory.saved.ended_at == record.ended_at
         ):
             record = record.model_copy(
-                update={"ledger": memory.saved.ledger, "newest_checkpoint": memory.saved.newest_checkpoint}
+                update={
+                    "ledger": memory.saved.ledger,
+                    "newest_checkpoint": memory.saved.newest_checkpoint,
+                    "saves": memory.saved.saves,
+                }
             )
         return record, order, result, ""
 

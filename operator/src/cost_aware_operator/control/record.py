@@ -28,6 +28,17 @@ class Considered(BaseModel):
     message: str
 
 
+class Saves(BaseModel):
+    """The checkpoints that were seen in one attempt, and what one of them blocks the ranks for, in the newest attempt that tells."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    attempt: int = 0
+    newest: int = 0
+    count: int = 0
+    stall_seconds: float | None = None
+
+
 class RunRecord(BaseModel):
     """Written before what it says is acted on: an operator that dies in between repeats the act, which is harmless.
 
@@ -35,6 +46,8 @@ class RunRecord(BaseModel):
     has lost a pod. `newest_checkpoint` is the newest step known to be saved, `attempt_checkpoint` what it was when the attempt began;
     `fruitless` counts attempts in a row that added none. `ended_at` is set once, when the run succeeded or, with `failed`
     (reason, message), failed. `plan` is in force as long as what the manifest asks for has the hash `planned_for`;
+    `interruptions` counts attempts that were lost to failures, `interval_reason` says why the newest order saves as often as it does.
+    `stopped`: the newest attempt was ended by its owner or its budget, which is no failure.
     `changes` are those that the adjuster made, oldest first, `barred` the plans (`plan_key`) that broke their promise or did
     not start.
     """
@@ -55,6 +68,10 @@ class RunRecord(BaseModel):
     changes: tuple[Change, ...] = ()
     barred: tuple[str, ...] = ()
     considered: Considered | None = None
+    saves: Saves = Saves()
+    interruptions: int = 0
+    stopped: bool = False
+    interval_reason: str = ""
     ledger: LedgerState = LedgerState()
 
 

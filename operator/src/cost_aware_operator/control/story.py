@@ -21,6 +21,7 @@ from cost_aware_operator.control.decision import Event
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.figures import (
     adjustment_status,
+    checkpoint_status,
     cost_status,
     efficiency_status,
     goodput_status,
@@ -123,6 +124,7 @@ def tell_story(facts: Facts, situation: Situation) -> tuple[JobStatus, tuple[Eve
         progress=progress,
         efficiency=efficiency_status(facts, situation.plan, observation) or old.efficiency,
         stragglers=slow,
+        checkpoint=checkpoint_status(facts),
         goodput=goodput_status(facts),
         cost=cost_status(facts, situation.plan, progress),
         conditions=conditions,

@@ -41,8 +41,11 @@ def checkpoint_folder(job: TrainingJob) -> str:
     return f"{CHECKPOINT_MOUNT}/{job.spec.checkpoint.folder or own}"
 
 
-def run_plan(job: TrainingJob, plan: Plan) -> RunPlan | None:
-    """The bundled trainer's run plan; None for a user's own program."""
+DEFAULT_INTERVAL_SECONDS = 60.0
+
+
+def run_plan(job: TrainingJob, plan: Plan, interval_seconds: float | None = None) -> RunPlan | None:
+    """The bundled trainer's run plan, with so many seconds between saves; None for a user's own program."""
     config, model = job.spec.trainer.config, job.spec.model
     if config is None or model is None:
         return None
@@ -85,7 +88,9 @@ def run_plan(job: TrainingJob, plan: Plan) -> RunPlan | None:
         ),
         checkpoint=CheckpointPlan(
             folder=checkpoint_folder(job),
-            interval_seconds=float(job.spec.checkpoint.interval_seconds),
+            interval_seconds=float(
+                interval_seconds or job.spec.checkpoint.interval_seconds or DEFAULT_INTERVAL_SECONDS
+            ),
             keep=job.spec.checkpoint.keep,
         ),
         data_folder=f"{DATA_MOUNT}/{config.data.folder}",
@@ -108,7 +113,9 @@ def carries_out(job: TrainingJob, order: RunOrder, plan: Plan) -> bool:
     return given == (plan.nodes, wanted.degrees, wanted.strategy, wanted.batch)
 
 
-def run_order(job: TrainingJob, plan: Plan, attempt: int, *, drain: bool = False) -> RunOrder:
+def run_order(
+    job: TrainingJob, plan: Plan, attempt: int, *, drain: bool = False, interval_seconds: float | None = None
+) -> RunOrder:
     """What every agent is told; `drain` lets ranks that run save first."""
     trainer = job.spec.trainer
     if trainer.config is not None:
@@ -133,6 +140,6 @@ def run_order(job: TrainingJob, plan: Plan, attempt: int, *, drain: bool = False
         ranks_per_node=plan.ranks_per_node,
         rendezvous_host=pod_host(job.key, 0),
         entry=entry,
-        plan=run_plan(job, plan),
+        plan=run_plan(job, plan, interval_seconds),
         drain_seconds=DRAIN_SECONDS if drain else 0.0,
     )
