@@ -235,6 +235,32 @@ class CausesStatus(ApiModel):
     """Pods that neither trained nor restarted: waiting for peers, for data, for their release."""
 
 
+class BlocksStatus(ApiModel):
+    """Dollars by the four blocks of a run's cost; they add up to `totalUSD`."""
+
+    compute: float = 0.0
+    """Arithmetic, pipeline bubbles, and time that nothing else explains."""
+    communication: float = 0.0
+    """Exposed communication, and bytes between zones."""
+    storage: float = 0.0
+    """Waiting for data and checkpoints, and what is stored."""
+    management: float = 0.0
+    """Starts, failures and lost work, and the control plane."""
+
+
+class SavingsStatus(ApiModel):
+    """What the adjuster's changes have saved so far, against a run that was never changed."""
+
+    counterfactual: Text
+    """What it is compared with: the submitted plan at the rate that was observed of it, at the prices that were paid since."""
+    counterfactual_usd: float
+    """What the steps since the first change would have cost."""
+    paid_usd: float
+    """What they did cost, the changes included."""
+    usd: float
+    """The difference; negative until the changes have paid for themselves."""
+
+
 class CostStatus(ApiModel):
     """Dollars so far."""
 
@@ -244,6 +270,16 @@ class CostStatus(ApiModel):
     """The same for the printed column."""
     by_cause: CausesStatus
     """The same by cause."""
+    total_usd: float = 0.0
+    """`accruedUSD` with transfer, storage and management."""
+    by_block: BlocksStatus = BlocksStatus()
+    """The same by block."""
+    savings: SavingsStatus | None = None
+    """Of the adjuster; absent until it has changed something."""
+    storage_usd: float = 0.0
+    """List price of the checkpoints that are kept, while pods run, beside `accruedUSD`."""
+    management_usd: float = 0.0
+    """List price of the control plane, while pods run, beside `accruedUSD`."""
     transfer_usd: float = 0.0
     """Estimated price of bytes sent between zones, beside `accruedUSD`."""
     hourly_usd: float | None = None

@@ -29,6 +29,8 @@ class Telemetry:
         )
         self._speed = Gauge("catj_tokens_per_second", "Tokens trained a second", _JOB, registry=registry)
         self._usd = Gauge("catj_cost_usd", "Dollars accrued, by cause", (*_JOB, "cause"), registry=registry)
+        self._block = Gauge("catj_cost_block_usd", "Dollars in all, by block", (*_JOB, "block"), registry=registry)
+        self._saved = Gauge("catj_savings_usd", "Dollars saved against the submitted plan", _JOB, registry=registry)
         self._hourly = Gauge("catj_hourly_usd", "Dollars an hour of the pods that are up", _JOB, registry=registry)
         self._mfu = Gauge("catj_mfu_ratio", "Operations the model needs over the ranks' peak", _JOB, registry=registry)
         self._paid = Gauge(
@@ -43,7 +45,7 @@ class Telemetry:
         self._attempt = Gauge("catj_attempt", "Starts of the ranks", _JOB, registry=registry)
         self._gauges = (
             self._step, self._total_steps, self._loss, self._efficiency, self._share, self._speed, self._usd, self._hourly,
-            self._mfu, self._paid, self._error, self._attempt,
+            self._mfu, self._block, self._saved, self._paid, self._error, self._attempt,
         )  # fmt: skip
         self._reconciles = Counter("catj_operator_reconciles", "Reconciles by outcome", ("outcome",), registry=registry)
         self._seconds = Histogram("catj_operator_reconcile_seconds", "Duration of a reconcile", registry=registry)
@@ -87,6 +89,9 @@ class Telemetry:
                 self._paid.labels(*names, cause).set(share)
         if status.cost is not None:
             _told(self._hourly, names, status.cost.hourly_usd)
+            for block, usd in status.cost.by_block.model_dump().items():
+                self._block.labels(*names, block).set(usd)
+            _told(self._saved, names, status.cost.savings.usd if status.cost.savings is not None else None)
             for cause, usd in status.cost.by_cause.model_dump().items():
                 self._usd.labels(*names, cause).set(usd)
 

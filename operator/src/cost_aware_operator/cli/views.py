@@ -37,6 +37,8 @@ def one_line(key: JobKey, status: JobStatus) -> str:
         parts.append(f"efficiency {status.efficiency.current:.0%}")
     if status.cost is not None:
         parts.append(f"{status.cost.spent} spent")
+        if status.cost.savings is not None:
+            parts.append(f"${status.cost.savings.usd:,.4f} saved")
     if status.state is not JobState.RUNNING and status.message:
         parts.append(status.message)
     return " · ".join(parts)
@@ -92,6 +94,8 @@ def live(key: JobKey, status: JobStatus) -> RenderableType:
         )
     if cost is not None:
         projected = f", {_number(cost.projected_usd, ',.4f')} projected" if cost.projected_usd is not None else ""
+        if cost.savings is not None:
+            table.add_row("saved", f"${cost.savings.usd:,.4f}", f"against {cost.savings.counterfactual}")
         table.add_row("dollars", cost.spent, f"{_number(cost.hourly_usd, ',.2f')} an hour{projected}")
     return Group(bar, table)
 
@@ -127,6 +131,11 @@ def summary(key: JobKey, status: JobStatus) -> str:
             share = usd / cost.accrued_usd if cost.accrued_usd else 0.0
             lines.append(f"    {cause:<15}${usd:,.4f}  {share:6.1%}")
         lines.append(f"    and about ${cost.transfer_usd:,.4f} for bytes between zones")
+        lines.append(f"    ${cost.total_usd:,.4f} with storage and control plane, by block:")
+        for block, usd in cost.by_block.model_dump().items():
+            lines.append(f"    {block:<15}${usd:,.4f}  {usd / cost.total_usd if cost.total_usd else 0.0:6.1%}")
+        if cost.savings is not None:
+            lines.append(f"  saved           ${cost.savings.usd:,.4f} against {cost.savings.counterfactual}")
         if cost.per_million_tokens_usd is not None:
             lines.append(f"    ${cost.per_million_tokens_usd:,.4f} per million tokens")
     lines.append("  look next at")

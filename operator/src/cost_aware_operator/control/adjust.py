@@ -6,13 +6,14 @@ from dataclasses import replace
 
 from cost_aware_operator.adjusting.adjuster import DynamicParallelismAdjuster
 from cost_aware_operator.adjusting.calibration import Measured
-from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind
+from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, described
 from cost_aware_operator.adjusting.history import History
 from cost_aware_operator.adjusting.situation import Action, Settings, Situation, Verdict, Window
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.money import current_samples, price_of
 from cost_aware_operator.control.record import Considered, RunRecord
 from cost_aware_operator.control.slow import slow_node_of, spare_nodes
+from cost_aware_operator.ledger.blocks import Baseline
 from cost_aware_operator.observing.samples import observe
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space
 from cost_aware_trainer.contract import Phase
@@ -38,8 +39,9 @@ def adjusted(facts: Facts, plan: Plan) -> tuple[RunRecord, Verdict | None]:
     verdict = DynamicParallelismAdjuster().verdict(situation, _recent(facts, situation))
     if verdict.plan is not None and verdict.action in (Action.CHANGE, Action.ROLL_BACK):
         begun = history_of(record).begun(situation, verdict, record.attempt + 1)
-        plan = replace(verdict.plan, explanation=verdict.message)
-        return _with(record, begun).model_copy(update={"plan": plan}), verdict
+        target = replace(verdict.plan, explanation=verdict.message)
+        update = {"plan": target, "baseline": record.baseline or _baseline(facts, situation)}
+        return _with(record, begun).model_copy(update=update), verdict
     record = _with(record, history_of(record).judged(situation))
     if verdict.searched:
         considered = Considered(
@@ -51,6 +53,21 @@ def adjusted(facts: Facts, plan: Plan) -> tuple[RunRecord, Verdict | None]:
         )
         record = record.model_copy(update={"considered": considered})
     return record, verdict
+
+
+def _baseline(facts: Facts, situation: Situation) -> Baseline | None:
+    """The submitted plan as it is measured, before the first change."""
+    config = facts.job.spec.trainer.config
+    if situation.window is None or config is None:
+        return None
+    return Baseline(
+        plan=described(situation.plan),
+        nodes=situation.plan.nodes,
+        step_seconds=situation.window.wall_step_seconds,
+        step=config.steps - situation.remaining_steps,
+        accrued_usd=facts.record.ledger.accrued_usd,
+        pod_seconds=facts.record.ledger.pod_seconds,
+    )
 
 
 def _recent(facts: Facts, situation: Situation) -> Verdict | None:

@@ -9,6 +9,7 @@ from cost_aware_operator.adjusting.changes import Change, described
 from cost_aware_operator.api.status import (
     AdjustmentStatus,
     AlternativeStatus,
+    BlocksStatus,
     CausesStatus,
     CheckpointStatus,
     CostStatus,
@@ -18,6 +19,7 @@ from cost_aware_operator.api.status import (
     PlanStatus,
     PredictedStatus,
     ProgressStatus,
+    SavingsStatus,
     StragglerStatus,
 )
 from cost_aware_operator.api.units import GIB
@@ -26,6 +28,7 @@ from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.money import current_samples, price_of
 from cost_aware_operator.control.slow import slow_ranks
 from cost_aware_operator.costs.hardware import HardwareError, Precision
+from cost_aware_operator.ledger.blocks import by_block, saved, total_usd
 from cost_aware_operator.ledger.ledger import Cause
 from cost_aware_operator.observing.samples import Observation
 from cost_aware_operator.planning.plan import Plan
@@ -238,6 +241,24 @@ def _progress(
     )
 
 
+def _savings(facts: Facts, progress: ProgressStatus | None) -> SavingsStatus | None:
+    baseline = facts.record.baseline
+    found = (
+        saved(baseline, facts.record.ledger, progress.step) if baseline is not None and progress is not None else None
+    )
+    if baseline is None or found is None:
+        return None
+    return SavingsStatus(
+        counterfactual=(
+            f"the submitted plan, {baseline.plan}, at the {baseline.step_seconds:.4g} s a step that it was measured at, "
+            "and the prices that were paid"
+        ),
+        counterfactual_usd=round(found.counterfactual_usd, 6),
+        paid_usd=round(found.paid_usd, 6),
+        usd=round(found.usd, 6),
+    )
+
+
 def cost_status(facts: Facts, plan: Plan | None, progress: ProgressStatus | None) -> CostStatus | None:
     """Dollars so far, at the present speed to the end, and per token. None before the first pod."""
     ledger = facts.record.ledger
@@ -259,6 +280,11 @@ def cost_status(facts: Facts, plan: Plan | None, progress: ProgressStatus | None
         accrued_usd=round(accrued, 6),
         spent="unknown" if unpriced_only else f"${accrued:,.4f}" if accrued < 100 else f"${accrued:,.2f}",
         by_cause=CausesStatus(**{cause.value: round(ledger.by_cause(cause), 6) for cause in Cause}),
+        total_usd=round(total_usd(ledger), 6),
+        by_block=BlocksStatus(**{block.value: round(usd, 6) for block, usd in by_block(ledger).items()}),
+        savings=_savings(facts, progress),
+        storage_usd=round(ledger.storage_usd, 6),
+        management_usd=round(ledger.management_usd, 6),
         transfer_usd=round(ledger.transfer_usd, 6),
         hourly_usd=None if hourly is None else round(hourly, 6),
         projected_usd=None if projected is None else round(projected, 6),

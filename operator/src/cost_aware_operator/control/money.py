@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from cost_aware_operator.api.spec import CapacityType
 from cost_aware_operator.control.facts import Facts
+from cost_aware_operator.costs.combinations import HOURS_A_MONTH, Work
 from cost_aware_operator.costs.prices import Price
-from cost_aware_operator.ledger.ledger import Cause, LedgerState, PodFacts, Progress, accrue
+from cost_aware_operator.ledger.ledger import Cause, Fees, LedgerState, PodFacts, Progress, accrue
 from cost_aware_operator.observing.samples import RankSample
+from cost_aware_operator.planning.presets import shape_of
+from cost_aware_operator.planning.space import fees_of
 from cost_aware_operator.workload.views import PodView
 from cost_aware_trainer.contract import AgentPhase, Phase
 
@@ -27,7 +30,21 @@ def price_of(facts: Facts, pod: PodView) -> Price | None:
 def booked(facts: Facts) -> LedgerState:
     """The ledger with every pod accounted to now or to its end."""
     pods = [_pod_facts(facts, pod) for pod in (*facts.pods, *facts.departed) if pod.started_at is not None]
-    return accrue(facts.record.ledger, pods, progress_of(facts), facts.now)
+    return accrue(facts.record.ledger, pods, progress_of(facts), facts.now, fees_now(facts))
+
+
+def fees_now(facts: Facts) -> Fees:
+    """What is paid an hour beside the nodes: the kept checkpoints of a known model, and the control plane; 0 where no table has it."""
+    spec, node = facts.job.spec, next((facts.nodes.get(p.node or "") for p in facts.pods), None)
+    types = spec.nodes.instance_types
+    kind = node.instance_type if node is not None else types[0] if len(types) == 1 else None
+    if kind is None:
+        return Fees()
+    management, gib_month = fees_of(facts.prices, kind, [])
+    if spec.model is None:
+        return Fees(0.0, management)
+    stored = Work(shape_of(spec.model), spec.batch.global_, 1, spec.checkpoint.keep)
+    return Fees(stored.checkpoints * stored.state_gib * gib_month / HOURS_A_MONTH, management)
 
 
 def current_samples(facts: Facts) -> list[RankSample]:

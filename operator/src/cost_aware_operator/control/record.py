@@ -7,6 +7,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict
 
 from cost_aware_operator.adjusting.changes import Change
+from cost_aware_operator.ledger.blocks import Baseline
 from cost_aware_operator.ledger.ledger import LedgerState
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_trainer.contract import RunOrder, RunResult
@@ -43,13 +44,13 @@ class RunRecord(BaseModel):
     """Written before what it says is acted on: an operator that dies in between repeats the act, which is harmless.
 
     `members` maps a pod's index to the uid that the newest attempt was started with; another uid there means that the attempt
-    has lost a pod. `newest_checkpoint` is the newest step known to be saved, `attempt_checkpoint` what it was when the attempt began;
-    `fruitless` counts attempts in a row that added none. `ended_at` is set once, when the run succeeded or, with `failed`
-    (reason, message), failed. `plan` is in force as long as what the manifest asks for has the hash `planned_for`;
-    `interruptions` counts attempts that were lost to failures, `interval_reason` says why the newest order saves as often as it does.
-    `stopped`: the newest attempt was ended by its owner or its budget, which is no failure.
-    `changes` are those that the adjuster made, oldest first, `barred` the plans (`plan_key`) that broke their promise or did
-    not start.
+    has lost a pod. `newest_checkpoint` is the newest step known to be saved, `attempt_checkpoint` what it was when the
+    attempt began; `fruitless` counts attempts in a row that added none. `ended_at` is set once, when the run succeeded or,
+    with `failed` (reason, message), failed. `plan` is in force as long as what the manifest asks for has the hash
+    `planned_for`; `interruptions` counts attempts that were lost to failures, `interval_reason` says why the newest order
+    saves as often as it does. `baseline` is how the submitted plan did until the first change. `stopped`: the newest attempt
+    was ended by its owner or its budget, which is no failure. `changes` are those that the adjuster made, oldest first,
+    `barred` the plans (`plan_key`) that broke their promise or did not start.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -69,6 +70,7 @@ class RunRecord(BaseModel):
     barred: tuple[str, ...] = ()
     considered: Considered | None = None
     saves: Saves = Saves()
+    baseline: Baseline | None = None
     interruptions: int = 0
     stopped: bool = False
     interval_reason: str = ""

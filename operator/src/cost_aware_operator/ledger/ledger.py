@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -71,6 +72,14 @@ class PodFacts:
 
 
 @dataclass(frozen=True)
+class Fees:
+    """What is paid beside the nodes while a run has pods, in dollars an hour: what is stored, and the control plane."""
+
+    storage_hourly_usd: float = 0.0
+    management_hourly_usd: float = 0.0
+
+
+@dataclass(frozen=True)
 class Progress:
     """What the ranks say of their steps; all zero while none answers."""
 
@@ -106,7 +115,12 @@ class LedgerState(_State):
 
     usd: dict[Cause, float] = {}
     seconds: dict[Cause, float] = {}
+    data_usd: float = 0.0
+    """Of `idle`: what waited for data."""
     transfer_usd: float = 0.0
+    storage_usd: float = 0.0
+    management_usd: float = 0.0
+    fees_until: datetime | None = None
     pod_seconds: float = 0.0
     unpriced_pod_seconds: float = 0.0
     attempt: int = 0
@@ -137,6 +151,7 @@ class _Book:
 
     usd: dict[Cause, float]
     seconds: dict[Cause, float]
+    data_usd: float
     transfer_usd: float
     pod_seconds: float
     unpriced_pod_seconds: float
@@ -148,14 +163,21 @@ class _Book:
         self.usd[cause] = self.usd.get(cause, 0.0) + seconds * (hourly_usd or 0.0) / 3600.0
 
 
-def accrue(state: LedgerState, pods: Sequence[PodFacts], progress: Progress, now: datetime) -> LedgerState:
-    """The state after booking every pod up to `now`, or up to its end.
+def accrue(
+    state: LedgerState, pods: Sequence[PodFacts], progress: Progress, now: datetime, fees: Fees | None = None
+) -> LedgerState:
+    """The state after booking every pod up to `now`, or up to its end, and the fees for as long as one runs.
 
     Pods that exist in the state but not in `pods` are gone: their account ends where it was last accounted to, unless
     the replacement of the same index shows when they ended at the latest.
     """
     book = _Book(
-        dict(state.usd), dict(state.seconds), state.transfer_usd, state.pod_seconds, state.unpriced_pod_seconds
+        dict(state.usd),
+        dict(state.seconds),
+        state.data_usd,
+        state.transfer_usd,
+        state.pod_seconds,
+        state.unpriced_pod_seconds,
     )
     known = {account.uid: account for account in state.accounts}
     crossing = _crossing_zones(pods)
@@ -173,7 +195,9 @@ def accrue(state: LedgerState, pods: Sequence[PodFacts], progress: Progress, now
     return LedgerState(
         usd=book.usd,
         seconds=book.seconds,
+        data_usd=book.data_usd,
         transfer_usd=book.transfer_usd,
+        **_fees(state, pods, fees or Fees(), now),
         pod_seconds=book.pod_seconds,
         unpriced_pod_seconds=book.unpriced_pod_seconds,
         attempt=max(state.attempt, progress.attempt),
@@ -182,6 +206,18 @@ def accrue(state: LedgerState, pods: Sequence[PodFacts], progress: Progress, now
         trained_steps=state.trained_steps + stepped,
         accounts=tuple(book.accounts),
     )
+
+
+def _fees(state: LedgerState, pods: Sequence[PodFacts], fees: Fees, now: datetime) -> dict[str, Any]:
+    """Storage and management since they were last booked, while a pod is there; as absolute as the pods' own time."""
+    up = [p.started_at for p in pods if p.ended_at is None]
+    begun = max(state.fees_until, min(up)) if up and state.fees_until is not None else min(up, default=now)
+    hours = max(0.0, (now - begun).total_seconds()) / 3600 if up else 0.0
+    return {
+        "storage_usd": state.storage_usd + hours * fees.storage_hourly_usd,
+        "management_usd": state.management_usd + hours * fees.management_hourly_usd,
+        "fees_until": max(now, state.fees_until or now),
+    }
 
 
 def _opened(pod: PodFacts) -> PodAccount:
@@ -252,6 +288,8 @@ def _spend(
     share = min(1.0, seconds / available) if available > 0 else 0.0
     for phase, value in credit.items():
         book.book(CAUSE_OF_PHASE[phase], value * share, hourly_usd)
+        if phase is Phase.DATA:
+            book.data_usd += value * share * (hourly_usd or 0.0) / 3600.0
     book.book(otherwise, max(0.0, seconds - available), hourly_usd)
     return {phase: value * (1.0 - share) for phase, value in credit.items() if value * (1.0 - share) > 1e-9}
 
