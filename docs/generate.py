@@ -71,6 +71,9 @@ CONDITIONS = (
     ("Efficient", "False", "BelowThreshold", "It does not; the message names the largest other share."),
     ("Observed", "False", "MetricsMissing", "A rank's metrics are missing or cannot be true; the message says which and why."),
     ("Observed", "True", "MetricsRead", "Every rank's are read again."),
+    ("Disrupted", "True", "NodeEnding", "A node under a pod is about to end; the ranks save and the pod is made anew elsewhere."),
+    ("Disrupted", "True", "NodeCordoned", "A node under a pod is cordoned; the pod is made anew, if another node could take it."),
+    ("Disrupted", "False", "NoDisruption", "No node under a pod is about to end any more."),
     ("Adjusting", "True", "Rebalance", "The run goes on under other degrees, on the same pods."),
     ("Adjusting", "True", "Resize", "The run goes on with another number of pods."),
     ("Adjusting", "True", "Move", "All pods are made anew, none of them on a node that was slow."),
@@ -109,10 +112,10 @@ CONDITIONS = (
 AFTER_CONDITIONS = """\
 `Failed` may also carry a reason of the Job controller's own, `DeadlineExceeded` after `activeDeadlineSeconds` for example.
 
-`Suspended`, `BudgetExhausted`, `Succeeded` and `Failed` are absent until they are true for the first time, as is `Straggling`,
-and `Observed` until it is false. `Efficient` is absent until two scrapes of one attempt can be compared. A change of a
-condition's status or reason posts one event with that reason; a change to `Unknown` posts none. Programs should read
-conditions; `status.state` is one word for people.
+`Suspended`, `BudgetExhausted`, `Succeeded` and `Failed` are absent until they are true for the first time, as are `Straggling`
+and `Disrupted`, and `Observed` until it is false. `Efficient` is absent until two scrapes of one attempt can be compared. A
+change of a condition's status or reason posts one event with that reason; a change to `Unknown` posts none. Programs should
+read conditions; `status.state` is one word for people.
 """
 
 

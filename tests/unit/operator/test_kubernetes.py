@@ -150,3 +150,38 @@ def test_the_namespace_is_that_of_the_kubeconfig_s_context(
 def test_without_a_kubeconfig_the_namespace_is_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kubernetes.aio.config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION", str(tmp_path / "none"))
     assert default_namespace() == "default"
+
+
+@pytest.mark.parametrize("status", [201, 404, 409, 429])
+async def test_an_eviction_names_the_pod_that_is_meant_and_may_be_refused_for_now(status: int) -> None:
+    asked: list[tuple[str, dict[str, object]]] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append((request.path, await request.json()))
+        return web.json_response({"message": "no"}, status=status)
+
+    async with api_of(handler) as api:
+        await Cluster(api).evict("team", "gpt-1-a", "pod-1")
+    ((path, body),) = asked
+    assert path == "/api/v1/namespaces/team/pods/gpt-1-a/eviction"
+    assert body["deleteOptions"] == {"preconditions": {"uid": "pod-1"}}
+
+
+async def test_an_eviction_without_permission_is_an_error() -> None:
+    async with api_of(saying('{"message": "forbidden"}', 403)) as api:
+        with pytest.raises(ApiError, match="403"):
+            await Cluster(api).evict("team", "gpt-1-a", "pod-1")
+
+
+async def test_nodes_that_may_not_be_listed_are_unknown_and_types_are_asked_for() -> None:
+    asked: list[str] = []
+
+    async def handler(request: web.Request) -> web.Response:
+        asked.append(request.query["labelSelector"])
+        return web.json_response({"items": [{"metadata": {"name": "n"}}]})
+
+    async with api_of(handler) as api:
+        assert await Cluster(api).nodes(["a", "b"]) == [{"metadata": {"name": "n"}}]
+    assert asked == ["node.kubernetes.io/instance-type in (a,b)"]
+    async with api_of(saying("{}", 403)) as api:
+        assert await Cluster(api).nodes([]) is None

@@ -251,6 +251,24 @@ class Cluster:
             if error.status not in (404, 409):
                 raise
 
+    async def evict(self, namespace: str, name: str, uid: str) -> None:
+        """Has a pod end gracefully, if it is still the one that was meant. A budget of disruptions may forbid it for now.
+
+        Raises:
+            ApiError: it could not be asked for; 403 without permission.
+        """
+        body = {
+            "apiVersion": "policy/v1",
+            "kind": "Eviction",
+            "metadata": {"name": name, "namespace": namespace},
+            "deleteOptions": {"preconditions": {"uid": uid}},
+        }
+        try:
+            await self._call("POST", f"{_PATHS['Pod'].format(quote(namespace))}/{quote(name)}/eviction", body)
+        except ApiError as error:
+            if error.status not in (404, 409, 429):
+                raise
+
     async def post_event(
         self, job: TrainingJob, reason: str, message: str, *, warning: bool, at: str, name: str
     ) -> None:

@@ -23,6 +23,7 @@ class ConditionType(StrEnum):
     ADJUSTING = "Adjusting"
     STRAGGLING = "Straggling"
     OBSERVED = "Observed"
+    DISRUPTED = "Disrupted"
     SUSPENDED = "Suspended"
     BUDGET_EXHAUSTED = "BudgetExhausted"
     SUCCEEDED = "Succeeded"

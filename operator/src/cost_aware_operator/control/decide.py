@@ -10,6 +10,7 @@ from cost_aware_operator.api.spec import OnExhausted
 from cost_aware_operator.control import attempts
 from cost_aware_operator.control.adjust import adjusted, failed_change, under_way, why_given_up
 from cost_aware_operator.control.decision import Decision
+from cost_aware_operator.control.disruption import disruptions
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.money import booked, current_samples
 from cost_aware_operator.control.saving import interval_for, saves_seen
@@ -23,6 +24,8 @@ LAUNCH_SECONDS = 1.0
 """How often while an attempt is being started or ends: every second of it is paid for."""
 CLEARING_SECONDS = 3.0
 """How often while an object of a child's name is in the way: mostly it is a deleted job's and about to go."""
+DRAINED_KEPT = 20
+"""Nodes that are remembered as drained."""
 BLOCKED_SECONDS = 15.0
 """How often a rejected job is looked at: what it lacks (a volume, a price) may have appeared without an event."""
 
@@ -225,14 +228,23 @@ def _running(facts: Facts, plan: Plan) -> Decision:
 
 
 def _training(facts: Facts, plan: Plan) -> Decision:
-    """Ranks take steps: is another plan worth changing to?"""
+    """Ranks take steps: does a node end under them? Is another plan worth changing to?"""
+    moved = {d.pod.node or "": d.pod.uid for d in disruptions(facts, plan) if d.evict}
+    if not moved.items() <= facts.record.drained.items():
+        drained = dict([*facts.record.drained.items(), *moved.items()][-DRAINED_KEPT:])
+        facts = replace(facts, record=facts.record.model_copy(update={"drained": drained}))
+        situation = Situation(Outcome.RUNNING, plan=plan)
+        decision = _decision(facts, situation, want_pods=True, urgent=True, requeue_seconds=LAUNCH_SECONDS)
+        return replace(decision, evict=tuple(moved.values()))
     record, verdict = adjusted(facts, plan)
     changed = record.changes != facts.record.changes
     begun = record.plan != facts.record.plan
     facts = replace(facts, record=record)
     situation = Situation(Outcome.RUNNING, plan=record.plan or plan, verdict=verdict)
     requeue = LAUNCH_SECONDS if begun else facts.scrape_interval_seconds
-    return _decision(facts, situation, want_pods=True, urgent=changed, requeue_seconds=requeue)
+    decision = _decision(facts, situation, want_pods=True, urgent=changed, requeue_seconds=requeue)
+    # what was asked for before and has not come about is asked for again
+    return replace(decision, evict=tuple(moved.values()))
 
 
 def _begun(facts: Facts, plan: Plan, members: dict[int, str]) -> tuple[Facts, RunOrder]:

@@ -38,6 +38,7 @@ class Decision:
     replace_child: bool = False
     tell: tuple[str, ...] = ()
     release: tuple[str, ...] = ()
+    evict: tuple[str, ...] = ()
     delete_job: bool = False
     events: tuple[Event, ...] = ()
     urgent: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterable
 from typing import Protocol
 
 from cost_aware_operator.adapters.clock import Clock
@@ -12,6 +13,7 @@ from cost_aware_operator.adapters.kubernetes import Cluster, owner_uids
 from cost_aware_operator.adapters.ranks import Ranks
 from cost_aware_operator.adapters.source import MetricsSource
 from cost_aware_operator.api.job import TrainingJob
+from cost_aware_operator.control.disruption import cordoned
 from cost_aware_operator.control.facts import Facts, MissingClaim, Unheard
 from cost_aware_operator.control.heard import believed
 from cost_aware_operator.control.memory import Memory
@@ -26,7 +28,9 @@ from cost_aware_trainer.contract import RunOrder, RunResult
 
 logger = logging.getLogger(__name__)
 NODE_SECONDS = 60.0
-"""How long a node's labels are believed without asking again."""
+"""How long a list of all nodes is believed."""
+OWN_NODE_SECONDS = 20.0
+"""How long what is known of a node under a pod is believed: a spot node is told of its end two minutes before, or half of one."""
 
 
 class Nodes(Protocol):
@@ -40,7 +44,7 @@ class Nodes(Protocol):
 
 
 class CachedNodes:
-    """Nodes, asked for once a minute each."""
+    """Nodes, asked for three times a minute each."""
 
     def __init__(self, cluster: Cluster, clock: Clock) -> None:
         self._cluster = cluster
@@ -51,7 +55,7 @@ class CachedNodes:
     async def get(self, name: str) -> NodeView | None:
         """A node's labels; None where it may not be read or is gone and was never known."""
         known = self._known.get(name)
-        if known is not None and self._clock.monotonic() - known[0] < NODE_SECONDS:
+        if known is not None and self._clock.monotonic() - known[0] < OWN_NODE_SECONDS:
             return known[1]
         document = await self._cluster.node(name)
         # a node that has gone is still the one whose price its pods were paid at
@@ -136,17 +140,21 @@ class Gatherer:
             samples=dict(memory.samples),
             scrapes=tuple(memory.scrapes),
             scrape_interval_seconds=self._scrape_interval_seconds,
-            cluster_nodes=await self._cluster_nodes(job, memory),
+            cluster_nodes=await self._cluster_nodes(job, memory, nodes.values()),
             unheard=tuple(
                 Unheard(rank, why, self._clock.monotonic() - since)
                 for rank, (since, why) in sorted(memory.unheard.items())
             ),
         )
 
-    async def _cluster_nodes(self, job: TrainingJob, memory: Memory) -> tuple[NodeView, ...] | None:
-        """Where else pods could run; asked for only while a rank is slow, as a list of nodes is large."""
+    async def _cluster_nodes(
+        self, job: TrainingJob, memory: Memory, own: Iterable[NodeView]
+    ) -> tuple[NodeView, ...] | None:
+        """Where else pods could run; asked for only while a rank is slow or a node cordoned, as a list of nodes is large."""
         plan = job.status.plan
-        if plan is None or not stragglers(tuple(memory.scrapes), plan.data * plan.tensor):
+        if plan is None:
+            return None
+        if not any(map(cordoned, own)) and not stragglers(tuple(memory.scrapes), plan.data * plan.tensor):
             return None
         return await self._nodes.all(plan.instance_types)
 

@@ -99,6 +99,8 @@ class Reconciler:
         if decision.release:
             release = Release(attempt=decision.record.attempt, complete=True)
             await self._ranks.release([pods[uid] for uid in decision.release], release, secret_token)
+        for uid in decision.evict:
+            await self._evict(job, pods[uid].name, uid)
         status = decision.status.to_document()
         if status != job.status.to_document():
             await self._cluster.write_status(job, status)
@@ -109,6 +111,15 @@ class Reconciler:
             await self._cluster.post_event(job, event.reason, event.message, warning=event.warning, at=at, name=name)
         if decision.delete_job:
             await self._cluster.delete(KIND, job.key, job.uid)
+
+    async def _evict(self, job: TrainingJob, name: str, uid: str) -> None:
+        """A node that ends takes its pod with it in any case, so that a refusal is no reason not to go on."""
+        try:
+            await self._cluster.evict(job.key.namespace, name, uid)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            logger.warning("%s: pod %s may not be evicted: %s", job.key, name, error)
 
     async def _shape_pods(self, job: TrainingJob, facts: Facts, decision: Decision) -> Refusal | None:
         """Creates, suspends, resumes or replaces the Indexed Job and what it needs; returns what the API server refused."""

@@ -48,9 +48,10 @@ class RunRecord(BaseModel):
     attempt began; `fruitless` counts attempts in a row that added none. `ended_at` is set once, when the run succeeded or,
     with `failed` (reason, message), failed. `plan` is in force as long as what the manifest asks for has the hash
     `planned_for`; `interruptions` counts attempts that were lost to failures, `interval_reason` says why the newest order
-    saves as often as it does. `baseline` is how the submitted plan did until the first change. `stopped`: the newest attempt
-    was ended by its owner or its budget, which is no failure. `changes` are those that the adjuster made, oldest first,
-    `barred` the plans (`plan_key`) that broke their promise or did not start.
+    saves as often as it does. `drained` maps nodes that were about to end to the uid of the pod that was moved off.
+    `baseline` is how the submitted plan did until the first change. `stopped`: the newest attempt was ended by its owner or its
+    budget, which is no failure. `changes` are those that the adjuster made, oldest first, `barred` the plans (`plan_key`) that
+    broke their promise or did not start.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -73,6 +74,7 @@ class RunRecord(BaseModel):
     baseline: Baseline | None = None
     interruptions: int = 0
     stopped: bool = False
+    drained: dict[str, str] = {}
     interval_reason: str = ""
     ledger: LedgerState = LedgerState()
 

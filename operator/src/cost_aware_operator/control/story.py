@@ -18,6 +18,7 @@ from cost_aware_operator.api.status import (
 )
 from cost_aware_operator.control.adjust import under_way
 from cost_aware_operator.control.decision import Event
+from cost_aware_operator.control.disruption import disruptions
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.figures import (
     adjustment_status,
@@ -82,7 +83,12 @@ _TOLD_ONLY_WHEN_TRUE = (
     ConditionType.SUCCEEDED,
     ConditionType.FAILED,
 )
-_BAD_WHEN_TRUE = (ConditionType.BUDGET_EXHAUSTED, ConditionType.FAILED, ConditionType.STRAGGLING)
+_BAD_WHEN_TRUE = (
+    ConditionType.BUDGET_EXHAUSTED,
+    ConditionType.FAILED,
+    ConditionType.STRAGGLING,
+    ConditionType.DISRUPTED,
+)
 _BAD_WHEN_FALSE = (ConditionType.PLANNED, ConditionType.PRICE_KNOWN, ConditionType.EFFICIENT, ConditionType.OBSERVED)
 UNHEARD_SECONDS = 15.0
 """For so long a rank may be without metrics before it is told: a busy machine misses a scrape now and then."""
@@ -105,6 +111,7 @@ def tell_story(facts: Facts, situation: Situation) -> tuple[JobStatus, tuple[Eve
         *_running(facts, situation),
         *_efficient(facts, observation),
         *_observed(facts, situation),
+        *_disrupted(facts, situation),
         *_adjusting(facts, situation),
         *_straggling(facts, situation, slow),
         *_ends(facts, situation),
@@ -248,6 +255,20 @@ def _observed(facts: Facts, situation: Situation) -> list[Row]:
     if find(facts.job.status.conditions, ConditionType.OBSERVED) is None or facts.unheard:
         return []
     return [(ConditionType.OBSERVED, ConditionStatus.TRUE, "MetricsRead", "the metrics of every rank are read")]
+
+
+def _disrupted(facts: Facts, situation: Situation) -> list[Row]:
+    """Nodes that end under the pods, and what is done about it."""
+    if situation.outcome is not Outcome.RUNNING or situation.plan is None:
+        return []
+    found = disruptions(facts, situation.plan)
+    if found:
+        message = "; ".join(d.message for d in found[:4])
+        return [(ConditionType.DISRUPTED, ConditionStatus.TRUE, found[0].reason, message[:1024])]
+    before = find(facts.job.status.conditions, ConditionType.DISRUPTED)
+    if before is None:
+        return []
+    return [(ConditionType.DISRUPTED, ConditionStatus.FALSE, "NoDisruption", "no node under a pod is about to end")]
 
 
 def _adjusting(facts: Facts, situation: Situation) -> list[Row]:

@@ -78,6 +78,8 @@ class NodeView:
     spot: bool
     ready: bool = True
     unschedulable: bool = False
+    conditions: tuple[str, ...] = ()
+    """Names of those that are True."""
     taints: tuple[Taint, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, str] = field(default_factory=dict)
@@ -170,6 +172,7 @@ def node_view(document: Mapping[str, Any]) -> NodeView:
         spot=is_spot(labels),
         ready=conditions.get("Ready", "True") == "True",
         unschedulable=bool(spec.get("unschedulable")),
+        conditions=tuple(sorted(name for name, status_ in conditions.items() if status_ == "True")),
         taints=tuple(Taint(t["key"], t.get("value") or "", t["effect"]) for t in spec.get("taints") or []),
         labels=labels,
         allocatable=status.get("allocatable") or {},
