@@ -62,7 +62,8 @@ def world(nodes: int):
 
 def exposition() -> str:
     labels = 'namespace="n",job="j",attempt="1",rank="0"'
-    lines = [f"{m.value}{{{labels}}} 1.0" for m in Metric if m is not Metric.PHASE_SECONDS]
+    labelled = {Metric.PHASE_SECONDS, Metric.LINK_LATENCY, Metric.LINK_BANDWIDTH, Metric.RECONFIGURATION_SECONDS}
+    lines = [f"{m.value}{{{labels}}} 1.0" for m in Metric if m not in labelled]
     lines += [f'{Metric.PHASE_SECONDS.value}{{{labels},phase="{p.value}"}} 1.0' for p in Phase]
     return "\n".join(lines) + "\n"
 

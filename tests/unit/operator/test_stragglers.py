@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -26,7 +27,7 @@ from cost_aware_operator.control.decision import Decision
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.record import RunRecord
 from cost_aware_operator.observing.samples import RankSample, Scrape
-from cost_aware_operator.observing.stragglers import stragglers
+from cost_aware_operator.observing.stragglers import _median_without, stragglers
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
 from cost_aware_operator.workload.build import indexed_job, template_hash
 from cost_aware_operator.workload.defaults import PodDefaults
@@ -76,6 +77,13 @@ def test_a_rank_that_takes_longer_than_its_peers_is_named_with_its_slowdown() ->
 )
 def test_nobody_is_named_for(what: str, works: list[list[float]], stage: int) -> None:
     assert named(works, stage) == [], what
+
+
+@given(st.lists(st.floats(0.1, 1.0), min_size=2, max_size=9), st.data())
+def test_the_median_of_the_others_is_that_of_the_others(values: list[float], data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(values) - 1))
+    order = sorted(values)
+    assert _median_without(order, place) == pytest.approx(statistics.median(order[:place] + order[place + 1 :]))
 
 
 def test_among_two_the_slower_is_named_and_both_ranks_of_a_slow_node() -> None:

@@ -17,7 +17,7 @@ def slow_ranks(facts: Facts, plan: Plan) -> tuple[tuple[SlowRank, PodView | None
     seen = observe(facts.scrapes)
     if seen is None or seen.attempt != facts.record.attempt:
         return ()
-    pods = {uid: p for p in facts.pods if (uid := p.uid) in facts.record.members.values()}
+    pods = {p.uid: p for p in facts.pods}
     by_index = {index: pods.get(uid) for index, uid in facts.record.members.items()}
     found = sorted(stragglers(facts.scrapes, plan.data * plan.tensor), key=lambda s: -s.slowdown)
     return tuple((slow, by_index.get(slow.rank // plan.ranks_per_node)) for slow in found)

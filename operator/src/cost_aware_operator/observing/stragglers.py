@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cost_aware_operator.observing.samples import Observation, Scrape, observe
@@ -37,10 +38,12 @@ def stragglers(scrapes: Sequence[Scrape], stage_ranks: int) -> tuple[SlowRank, .
     whole = observe(scrapes)
     if whole is None:
         return ()
+    found = _outliers(whole, stage_ranks)
+    if not found:
+        return ()
     own = [s for s in scrapes if any(r.attempt == whole.attempt for r in s.ranks)]
     half = len(own) // 2
     parts = (observe(own[: half + 1]), observe(own[half:])) if len(own) > 2 else ()
-    found = _outliers(whole, stage_ranks)
     for part in parts:
         if part is not None:
             held = {s.rank for s in _outliers(part, stage_ranks)}
@@ -52,17 +55,25 @@ def _outliers(seen: Observation, stage_ranks: int) -> list[SlowRank]:
     stages: dict[int, dict[int, float]] = {}
     for rank, worked in sorted(seen.working_seconds.items()):
         stages.setdefault(rank // stage_ranks, {})[rank] = worked
-    return [slow for stage in stages.values() for rank in stage if (slow := _outlier(rank, stage)) is not None]
+    return [slow for stage in stages.values() for slow in _of_stage(stage)]
 
 
-def _outlier(rank: int, stage: Mapping[int, float]) -> SlowRank | None:
-    """A rank against the others of its stage; itself left out, as among two the median is half its own."""
-    others = [worked for other, worked in stage.items() if other != rank]
-    if not others:
-        return None
-    usual = statistics.median(others)
-    spread = statistics.median(abs(worked - usual) for worked in others)
-    worked = stage[rank]
-    if usual <= 0 or worked < STRAGGLING * usual or worked - usual <= DEVIATIONS * spread:
-        return None
-    return SlowRank(rank, worked, usual)
+def _of_stage(stage: Mapping[int, float]) -> Iterator[SlowRank]:
+    """Ranks that stand out from the others of their stage; each is left out itself, as among two the median is half its own."""
+    if len(stage) < 2:
+        return
+    order = sorted(stage.values())
+    for rank, worked in stage.items():
+        usual = _median_without(order, bisect_left(order, worked))
+        if usual <= 0 or worked < STRAGGLING * usual:
+            continue
+        others = [seconds for other, seconds in stage.items() if other != rank]
+        if worked - usual > DEVIATIONS * statistics.median(abs(seconds - usual) for seconds in others):
+            yield SlowRank(rank, worked, usual)
+
+
+def _median_without(order: Sequence[float], left_out: int) -> float:
+    """The median of sorted values without one of them: a stage may have thousands of ranks, and is not sorted for each."""
+    count = len(order) - 1
+    low, high = (count - 1) // 2, count // 2
+    return (order[low + (low >= left_out)] + order[high + (high >= left_out)]) / 2
