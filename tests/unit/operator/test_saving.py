@@ -119,6 +119,7 @@ def test_ranks_that_go_on_in_their_processes_keep_their_interval() -> None:
 
 def test_a_suspension_is_no_failure() -> None:
     stopped = decide(running(given=job(suspend=True)))
+    assert stopped.urgent, "it is written down at once"
     pods = (pod(0, "x"), pod(1, "y"))
     agents = {"x": agent(0, AgentPhase.WAITING, 0), "y": agent(1, AgentPhase.WAITING, 0)}
     resumed = decide(running(record=stopped.record, pods=pods, agents=agents, child=child(job())))

@@ -298,6 +298,17 @@ def test_pods_save_and_end_before_new_ones_are_made_and_each_stage_may_be_repeat
     assert decision.status.adjustments[-1].kind == "Move"
 
 
+def test_a_job_keeps_its_pods_until_it_is_suspended_and_peers_that_are_lost_meanwhile_are_no_failure() -> None:
+    given = trained(FIRST)
+    decision = decide(given)
+    assert decision.pods is None
+    lost = {**given.agents, "pod-1": agent(1, AgentPhase.FAILED, message="connection closed by peer")}
+    pods = (replace(given.pods[0], deleting=True), given.pods[1])
+    given, decision = step(given, decision, pods=pods, agents=lost)
+    assert decision.record.changes[-1].outcome is ChangeOutcome.IN_PROGRESS
+    assert not decision.want_pods
+
+
 def test_pods_that_find_no_node_make_the_run_go_back() -> None:
     given = trained(FIRST)
     decision = decide(given)

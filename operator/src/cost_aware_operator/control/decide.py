@@ -131,8 +131,11 @@ def rejected(facts: Facts, refusal: Refusal) -> Decision:
 def _stopped(facts: Facts, plan: Plan, outcome: Outcome) -> Decision:
     """Suspended by its owner or by its budget: the Job controller ends the pods, the agents checkpoint first."""
     ending = any(p.ended_at is None for p in facts.pods)
+    # what tells a resumed run from one that failed must not be forgotten
+    urgent = not facts.record.stopped
     facts = replace(facts, record=facts.record.model_copy(update={"stopped": True}))
-    return _decision(facts, Situation(outcome, plan=plan), requeue_seconds=LAUNCH_SECONDS if ending else None)
+    requeue = LAUNCH_SECONDS if ending else None
+    return _decision(facts, Situation(outcome, plan=plan), urgent=urgent, requeue_seconds=requeue)
 
 
 def _failed(facts: Facts, plan: Plan | None, reason: str, message: str) -> Decision:
@@ -169,17 +172,25 @@ def _finished(facts: Facts, answer: Plan | Refusal) -> Decision:
 
 def _fallen_back(facts: Facts, plan: Plan) -> tuple[Facts, Plan]:
     """The facts under the old plan, where a change did not start."""
-    why = attempts.why_ended(facts) or why_given_up(facts)
+    last = under_way(facts.record)
+    # pods that are to be made anew do not all end at once, and those that are left lose their peers
+    ending = last is not None and last.kind is Kind.MOVE and facts.record.attempt < last.attempt
+    why = ("" if ending else attempts.why_ended(facts)) or why_given_up(facts)
     record = failed_change(facts, why) if why else None
     if record is None or record.plan is None:
         return facts, plan
     return replace(facts, record=record), record.plan
 
 
-def _pods(facts: Facts, plan: Plan) -> int:
-    """Pods that the Job shall have: those of the plan, and while a change to fewer is under way those that are to be drained too."""
+def _pods(facts: Facts, plan: Plan) -> int | None:
+    """Pods that the Job shall have: those of the plan, and while a change to fewer is under way those that are to be drained too.
+
+    A Job that is made anew has its pods from the beginning, and the one before it keeps its own until it is suspended.
+    """
     last = under_way(facts.record)
-    if last is not None and last.kind is not Kind.MOVE:
+    if last is not None and last.kind is Kind.MOVE:
+        return None
+    if last is not None:
         return max(last.origin.nodes, last.target.nodes)
     return plan.nodes
 
