@@ -1,6 +1,7 @@
 """What the ranks of a pool can be asked to do. Arguments and answers are pickled."""
 
 import dataclasses
+import os
 import time
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from tests.support.probe_cases import *  # noqa: F403
 
 from cost_aware_trainer.contract import Reconfiguration, RunPlan
 from cost_aware_trainer.metrics import RankMetrics
+from cost_aware_trainer.reconfigure import Succession
 from cost_aware_trainer.results import Surroundings
 from cost_aware_trainer.state import checkpointable
-from cost_aware_trainer.train import Succession, Trainer
+from cost_aware_trainer.train import Trainer
 from cost_aware_trainer.validation import check_plan
 
 
@@ -62,8 +64,20 @@ def straggle(place, plan, slow_rank, seconds):
     return log.entries
 
 
-def reconfigure(place, plan, successors):
-    """Runs a plan to its end, going on under another after each of the given steps: {step: plan}."""
+def reconfigure(place, plan, successors, memory=None):
+    """Runs a plan to its end, going on under another after each of the given steps: {step: plan}.
+
+    With `memory` each rank is a node of its own, and keeps copies there.
+    """
+    os.environ |= {"CATJ_MEMORY_FOLDER": memory, "LOCAL_WORLD_SIZE": "1"} if memory else {}
+    try:
+        return _reconfigure(place, plan, successors)
+    finally:
+        for name in ("CATJ_MEMORY_FOLDER", "LOCAL_WORLD_SIZE"):
+            os.environ.pop(name, None)
+
+
+def _reconfigure(place, plan, successors):
     plan = RunPlan.from_json(plan)
     check_plan(plan, place.size)
     ranks, log = place.join("first"), MemoryLog()

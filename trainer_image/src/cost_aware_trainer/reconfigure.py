@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +16,19 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_aware_trainer.collectives import Ranks
-from cost_aware_trainer.contract import RunPlan
+from cost_aware_trainer.contract import Reconfiguration, RunPlan
 from cost_aware_trainer.layout import Box, Shape, boxes_of
 from cost_aware_trainer.state import MOMENTS, Part, copy_twins
 from cost_aware_trainer.validation import InvalidRunError, check_plan
+
+
+@dataclass(frozen=True)
+class Succession:
+    """How a run learns of another plan, and how its ranks meet again to go on under it."""
+
+    newest: Callable[[], Reconfiguration | None]
+    written_seconds_ago: Callable[[], float]
+    rejoin: Callable[[str], Ranks]
 
 
 class Stopwatch:
