@@ -99,6 +99,38 @@ def _reconfigure(place, plan, successors):
     return {"steps": log.entries, "result": dataclasses.asdict(result), "threads": threads}
 
 
+def hand_residuals_over(place, plan, successor, steps):
+    """Trains a few compressed steps and then goes on under another plan.
+
+    Returns what this rank's compression owed by itself, {(parameter, box): values}, and what it owes under the new plan.
+    """
+    plan = RunPlan.from_json(plan)
+    log, order = MemoryLog(), Reconfiguration(attempt=1, plan=RunPlan.from_json(successor))
+    succession = Succession(lambda: order if len(log.entries) + 1 >= steps else None, lambda: 0.0, place.join)
+    surroundings, metrics = Surroundings(0, None, None), RankMetrics(place.rank)
+    trainer = Trainer(plan, place.join("first"), surroundings, metrics, log, lambda: False, succession)
+
+    def boxed(arrangement, values):
+        held = {name: h for h in arrangement._replica.held for name in (h.name, h.key)}
+        return {
+            (name, held[name].box.offsets, held[name].box.sizes): value.view_as(held[name].value).clone()
+            for name, value in values.items()
+        }
+
+    for _ in range(steps):
+        trainer._step()
+    # without a name for it: a reference would keep the old groups alive, and with them their names
+    before = boxed(trainer._arrangement, trainer._arrangement._replica._data_sum.compressed.residuals())
+    trainer._reconfigure()
+    after = boxed(trainer._arrangement, trainer._arrangement._replica._owed)
+    trainer._step()
+    assert not trainer._arrangement._replica._owed
+    trainer._arrangement.close()
+    trainer._checkpointer.close()
+    trainer._prefetcher.close()
+    return before, after
+
+
 def replicate(place, kind, lost, flip=None):
     """Saves a state of another size on each rank to its peers; ranks in `lost` then forget all they held.
 

@@ -255,7 +255,8 @@ class Trainer:
         self._settle_save()
         self._memory.leave()
         watch.end("drain")
-        carried = Carried.of(self._plan, self._progress.step, self._arrangement.parts())
+        residuals = self._arrangement.drain_residuals()
+        carried = Carried.of(self._plan, self._progress.step, self._arrangement.parts(), residuals)
         # what was read ahead is for the old place
         self._prefetcher.ahead(())
         self._arrangement.close()
@@ -269,7 +270,7 @@ class Trainer:
         self._memory.join(newest.plan, self._ranks)
         self._arrangement = Arrangement(newest.plan, self._ranks, self._shapes)
         watch.end("rebuild")
-        hand_over(carried, newest.plan, self._arrangement.parts(), self._shapes, self._ranks)
+        self._arrangement.owe(hand_over(carried, newest.plan, self._arrangement.parts(), self._shapes, self._ranks))
         watch.end("load")
         self._plan, self._attempt = newest.plan, newest.attempt
         self._metrics.start_attempt(newest.attempt)
