@@ -18,6 +18,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
      "the product of the degrees must be nodes x nodes.ranksPerNode"),
     ("a negative budget", {"budget": {"totalUSD": -5}}, "spec.budget.totalUSD"),
     ("a budget of nothing", {"budget": {"totalUSD": 0}}, "spec.budget.totalUSD"),
+    ("copies on other nodes where there is one", {"nodes": {"min": 1, "max": 1}, "checkpoint": {"redundancy": "Replica"}},
+     "checkpoint.redundancy keeps copies on other nodes"),
     ("fewer nodes at most than at least", {"nodes": {"min": 3, "max": 2}}, "nodes.min must not be greater than nodes.max"),
     ("hidden that heads do not divide", {"model": {"hidden": 33}}, "model.hidden must be divisible by model.heads"),
     ("heads that kvHeads do not divide", {"model": {"kvHeads": 3}}, "model.heads must be divisible by model.kvHeads"),

@@ -1,7 +1,10 @@
+import dataclasses
+
 import pytest
 import torch
 
 from cost_aware_trainer.contract import Compression, DegreesPlan, ModelPlan, Sharding
+from cost_aware_trainer.models.decoder import parameter_shapes
 
 QUANTISED = ["int8", "int4"]
 MODEL = ModelPlan(layers=5, hidden=32, heads=8, kv_heads=4, ffn=48, sequence_length=16, vocabulary=256)
@@ -140,3 +143,39 @@ def test_the_steps_log_counts_compressed_bytes(train, plan_of):
     assert sent["none"] == pytest.approx(2 * sent["bf16"], rel=0.01)
     assert sent["none"] / sent["int8"] == pytest.approx(3.97, rel=0.02)
     assert sent["none"] / sent["int4"] == pytest.approx(7.11, rel=0.02)
+
+
+def whole(shapes, parts):
+    """Whole tensors, as sums over parts: (name, offsets, sizes) and values."""
+    tensors = {name: torch.zeros(shape) for name, shape in shapes.items()}
+    for (name, offsets, sizes), values in parts:
+        slices = tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
+        tensors[name.removesuffix(" (copy)")][slices] += values
+    return tensors
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "strategy"),
+    [
+        (DegreesPlan(data=4), DegreesPlan(data=2, tensor=2), {"compression": Compression.INT4}),
+        (DegreesPlan(data=2, tensor=2), DegreesPlan(data=2, pipeline=2), {"compression": Compression.INT8}),
+        (DegreesPlan(data=2, pipeline=2), DegreesPlan(data=4), {}),
+        (DegreesPlan(data=2, tensor=2), DegreesPlan(data=4), {"sharding": Sharding.ZERO3}),
+        (DegreesPlan(data=2, pipeline=2), DegreesPlan(tensor=4), {}),
+    ],
+)
+def test_what_compression_owes_is_owed_whole_after_a_change_of_degrees(pool, plan_of, before, after, strategy):
+    model = dataclasses.replace(MODEL, tied_embeddings=True)
+    first = plan_of(before, model=model, compression=Compression.INT4)
+    second = plan_of(after, model=model, folder=first.checkpoint.folder, **strategy)
+    answers = pool.run(4, "hand_residuals_over", plan=first.to_json(), successor=second.to_json(), steps=4)
+    shapes = parameter_shapes(model)
+    # every rank's own rounding counts once, whichever rank it happened on
+    owed = whole(shapes, [item for own, _ in answers for item in own.items()])
+    assert all(float(tensor.abs().max()) > 0 for tensor in owed.values())
+    for _, parts in answers:
+        for (name, offsets, sizes), values in parts.items():
+            slices = tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
+            torch.testing.assert_close(values, owed[name][slices], rtol=1e-4, atol=1e-6)
+    held = {name for _, parts in answers for name, _, _ in parts}
+    assert held == set(shapes)

@@ -8,7 +8,7 @@ import pytest
 from tests.layouts.conftest import MODELS
 from tests.layouts.test_equivalence import assert_same_run, layouts
 
-from cost_aware_trainer.contract import DegreesPlan, Schedule, Sharding
+from cost_aware_trainer.contract import DegreesPlan, Redundancy, Schedule, Sharding
 
 WAYS = [
     *((degrees, {}) for degrees in layouts(4)),
@@ -51,6 +51,20 @@ def test_ten_random_changes_leave_the_samples_as_they_are_in_about_a_second_each
     assert run["threads"] < 70
     # On an idle machine of two cores about 0.3 s; the bound leaves room for a busy one.
     assert statistics.median(seconds) < 3, seconds
+
+
+@pytest.mark.parametrize("kind", [Redundancy.REPLICA, Redundancy.PARITY])
+def test_copies_in_memory_go_along_with_the_layout(pool, plan_of, reference, tmp_path, kind):
+    copied = {"redundancy": kind, "redundancy_interval_seconds": 0.001}
+    ways = [DegreesPlan(data=4), DegreesPlan(data=2, tensor=2), DegreesPlan(pipeline=4)]
+    plans = [plan_of(degrees, folder=tmp_path / "run") for degrees in ways]
+    plans = [dataclasses.replace(p, checkpoint=dataclasses.replace(p.checkpoint, **copied)) for p in plans]
+    successors = {5: plans[1].to_json(), 11: plans[2].to_json()}
+    memory = str(tmp_path / "memory")
+    run = pool.run(4, "reconfigure", plan=plans[0].to_json(), successors=successors, memory=memory)[0]
+    assert_same_run(run, reference(MODELS[4]))
+    assert {step["attempt"] for step in run["steps"]} == {0, 1, 2}
+    assert list((tmp_path / "memory").iterdir()) == []
 
 
 def test_a_plan_that_cannot_follow_ends_the_run_with_its_reason(pool, plan_of):

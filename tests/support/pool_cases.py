@@ -1,6 +1,7 @@
 """What the ranks of a pool can be asked to do. Arguments and answers are pickled."""
 
 import dataclasses
+import os
 import time
 from pathlib import Path
 
@@ -9,9 +10,10 @@ from tests.support.probe_cases import *  # noqa: F403
 
 from cost_aware_trainer.contract import Reconfiguration, RunPlan
 from cost_aware_trainer.metrics import RankMetrics
+from cost_aware_trainer.reconfigure import Succession
 from cost_aware_trainer.results import Surroundings
 from cost_aware_trainer.state import checkpointable
-from cost_aware_trainer.train import Succession, Trainer
+from cost_aware_trainer.train import Trainer
 from cost_aware_trainer.validation import check_plan
 
 
@@ -62,8 +64,20 @@ def straggle(place, plan, slow_rank, seconds):
     return log.entries
 
 
-def reconfigure(place, plan, successors):
-    """Runs a plan to its end, going on under another after each of the given steps: {step: plan}."""
+def reconfigure(place, plan, successors, memory=None):
+    """Runs a plan to its end, going on under another after each of the given steps: {step: plan}.
+
+    With `memory` each rank is a node of its own, and keeps copies there.
+    """
+    os.environ |= {"CATJ_MEMORY_FOLDER": memory, "LOCAL_WORLD_SIZE": "1"} if memory else {}
+    try:
+        return _reconfigure(place, plan, successors)
+    finally:
+        for name in ("CATJ_MEMORY_FOLDER", "LOCAL_WORLD_SIZE"):
+            os.environ.pop(name, None)
+
+
+def _reconfigure(place, plan, successors):
     plan = RunPlan.from_json(plan)
     check_plan(plan, place.size)
     ranks, log = place.join("first"), MemoryLog()
@@ -83,6 +97,38 @@ def reconfigure(place, plan, successors):
     trainer._arrangement.close()
     threads = len(list(Path("/proc/self/task").iterdir()))
     return {"steps": log.entries, "result": dataclasses.asdict(result), "threads": threads}
+
+
+def hand_residuals_over(place, plan, successor, steps):
+    """Trains a few compressed steps and then goes on under another plan.
+
+    Returns what this rank's compression owed by itself, {(parameter, box): values}, and what it owes under the new plan.
+    """
+    plan = RunPlan.from_json(plan)
+    log, order = MemoryLog(), Reconfiguration(attempt=1, plan=RunPlan.from_json(successor))
+    succession = Succession(lambda: order if len(log.entries) + 1 >= steps else None, lambda: 0.0, place.join)
+    surroundings, metrics = Surroundings(0, None, None), RankMetrics(place.rank)
+    trainer = Trainer(plan, place.join("first"), surroundings, metrics, log, lambda: False, succession)
+
+    def boxed(arrangement, values):
+        held = {name: h for h in arrangement._replica.held for name in (h.name, h.key)}
+        return {
+            (name, held[name].box.offsets, held[name].box.sizes): value.view_as(held[name].value).clone()
+            for name, value in values.items()
+        }
+
+    for _ in range(steps):
+        trainer._step()
+    # without a name for it: a reference would keep the old groups alive, and with them their names
+    before = boxed(trainer._arrangement, trainer._arrangement._replica._data_sum.compressed.residuals())
+    trainer._reconfigure()
+    after = boxed(trainer._arrangement, trainer._arrangement._replica._owed)
+    trainer._step()
+    assert not trainer._arrangement._replica._owed
+    trainer._arrangement.close()
+    trainer._checkpointer.close()
+    trainer._prefetcher.close()
+    return before, after
 
 
 def replicate(place, kind, lost, flip=None):

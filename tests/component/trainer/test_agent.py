@@ -20,6 +20,7 @@ from cost_aware_trainer.contract import (
     AgentPhase,
     AgentStatus,
     DegreesPlan,
+    Redundancy,
     Release,
     RunOrder,
     RunResult,
@@ -409,6 +410,31 @@ def test_two_pods_train_one_run_and_survive_the_loss_of_one(start_agent, make_pl
         assert agent.send("/release", Release(attempt=3, complete=True)) == 202
         assert agent.process.wait(5) == 0
     assert final_weights(plan) == final_weights(make_plan("undisturbed"))
+
+
+@pytest.mark.slow
+def test_a_replaced_pod_gets_its_state_from_its_peer_s_memory(start_agent, make_plan, changed, finish, tmp_path):
+    undisturbed = finish(make_plan("undisturbed", data=2, steps=120))
+    plan, log = make_plan("disturbed", data=2, steps=120), tmp_path / "steps.jsonl"
+    copied = changed(plan.checkpoint, redundancy=Redundancy.REPLICA, redundancy_interval_seconds=0.05)
+    plan = changed(plan, checkpoint=copied)
+    entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
+    host = start_agent(f"--memory-folder={tmp_path}/memory-0")
+    peer = start_agent(f"--memory-folder={tmp_path}/memory-1", index=1, rendezvous_port=host.rendezvous_port)
+    for agent in (peer, host):
+        assert agent.send("/order", order_of(agent, 1, entry, plan, nodes=2)) == 202
+    host.wait_until(lambda: len(steps_of(log)) >= 20, timeout=240)
+    (rank,) = ranks_of(peer)
+    peer.process.kill()
+    os.kill(rank, signal.SIGKILL)
+    host.wait_for(AgentPhase.FAILED)
+    peer = start_agent(f"--memory-folder={tmp_path}/memory-2", index=1, rendezvous_port=host.rendezvous_port)
+    for agent in (peer, host):
+        assert agent.send("/order", order_of(agent, 2, entry, plan, nodes=2)) == 202
+    for agent in (host, peer):
+        assert agent.wait_for(AgentPhase.COMPLETED, timeout=240).result == undisturbed.result
+    assert next(step["step"] for step in steps_of(log) if step["attempt"] == 2) > 1
+    assert "from memory, the volume has step 0: ranks [1] got theirs" in (host.folder / "agent.log").read_text()
 
 
 def with_strategy(plan, degrees, **changes):

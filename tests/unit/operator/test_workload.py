@@ -12,7 +12,7 @@ from cost_aware_operator.workload.build import indexed_job, secret, service, tem
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.order import carries_out, run_order
 from cost_aware_operator.workload.views import pod_view
-from cost_aware_trainer.contract import RunOrder
+from cost_aware_trainer.contract import MEMORY_FOLDER, RunOrder
 
 
 def plan_of(given) -> Plan:
@@ -102,6 +102,17 @@ def test_an_order_carries_the_whole_plan_and_can_be_read_back() -> None:
     assert order.plan is not None
     assert order.plan.degrees.data == 2
     assert order.plan.checkpoint.folder.startswith("/checkpoints/team-gpt-")
+
+
+def test_copies_in_memory_are_asked_for_and_lie_where_a_pod_has_memory_of_its_own() -> None:
+    given = job(checkpoint={"volume": "v", "redundancy": "Parity"})
+    order = run_order(given, plan_of(given), 3)
+    assert order.plan is not None
+    assert order.plan.checkpoint.redundancy == "parity"
+    spec = indexed_job(given, plan_of(given), PodDefaults(), suspend=False)["spec"]["template"]["spec"]
+    (mount,) = (m for m in spec["containers"][0]["volumeMounts"] if MEMORY_FOLDER.startswith(m["mountPath"]))
+    (volume,) = (v for v in spec["volumes"] if v["name"] == mount["name"])
+    assert volume["emptyDir"] == {"medium": "Memory"}
 
 
 def test_planned_buckets_go_into_the_order_and_other_ones_change_no_running_job() -> None:

@@ -25,8 +25,9 @@ from cost_aware_trainer.contract import (
 )
 from cost_aware_trainer.metrics import RankMetrics
 from cost_aware_trainer.probe import probe_links
+from cost_aware_trainer.reconfigure import Succession
 from cost_aware_trainer.results import StepsLog, StopSignal, Surroundings
-from cost_aware_trainer.train import DivergedError, Succession, Trainer
+from cost_aware_trainer.train import DivergedError, Trainer
 from cost_aware_trainer.validation import InvalidRunError, check_plan
 
 logger = logging.getLogger("cost_aware_trainer")

@@ -26,6 +26,7 @@ from cost_aware_trainer.contract import (
     ENV_NODE,
     ENV_POD_INDEX,
     MAX_MESSAGE_BYTES,
+    MEMORY_FOLDER,
     RUN_FOLDER,
     TOKEN_FILE,
     ContractError,
@@ -147,6 +148,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="after the first start, begin to import PyTorch for faster relaunches; negative: never",
     )
     parser.add_argument(
+        "--memory-folder", type=Path, default=Path(MEMORY_FOLDER), help="memory-backed, for copies of states"
+    )
+    parser.add_argument(
         "--stall-seconds",
         type=float,
         default=LIMIT_SECONDS,
@@ -172,6 +176,7 @@ def main(arguments: list[str] | None = None) -> int:
         linger_seconds=options.linger_seconds,
         reconfigure_seconds=options.reconfigure_seconds,
         warm_up_after_seconds=options.warm_up_seconds,
+        memory_folder=options.memory_folder,
         node=environment.get(ENV_NODE, ""),
         stall_seconds=options.stall_seconds,
         rendezvous_port=options.rendezvous_port,

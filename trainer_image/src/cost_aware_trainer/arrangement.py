@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -78,6 +78,14 @@ class Arrangement:
         clip(self._replica.held, norm, self.plan.optimizer.gradient_clip)
         set_learning_rate(self._optimizer, rate)
         self._optimizer.step()
+
+    def drain_residuals(self) -> dict[str, Tensor]:
+        """See `Replica.drain_residuals`."""
+        return self._replica.drain_residuals()
+
+    def owe(self, residuals: Mapping[str, Tensor]) -> None:
+        """See `Replica.owe`."""
+        self._replica.owe(residuals)
 
     def heldout_loss(self, corpus: Corpus) -> float:
         """Mean held-out loss, nats per token."""

@@ -10,6 +10,7 @@ from cost_aware_trainer.contract import (
     ENV_ATTEMPT,
     ENV_CONTROL_FILE,
     ENV_JOB,
+    ENV_MEMORY_FOLDER,
     ENV_NAMESPACE,
     ENV_PLAN_FILE,
     ENV_PULSE_FOLDER,
@@ -24,8 +25,11 @@ PULSES = "pulses"
 """The folder of the ranks' heartbeats, in that of the attempt."""
 
 
-def write_attempt(order: RunOrder, folder: Path, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Writes the attempt's files; returns the environment that tells the ranks of them, besides what they inherit."""
+def write_attempt(order: RunOrder, folder: Path, memory: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+    """Writes the attempt's files; returns the environment that tells the ranks of them, besides what they inherit.
+
+    `memory` is a memory-backed folder that outlives attempts.
+    """
     # A container that was restarted finds its predecessor's files, and must not take an old result for a new one.
     shutil.rmtree(folder, ignore_errors=True)
     for name in ("tmp", PULSES):
@@ -43,6 +47,7 @@ def write_attempt(order: RunOrder, folder: Path, inherited: Mapping[str, str]) -
         ENV_RESULT_FILE: str(folder / "result.json"),
         ENV_RECONFIGURED_FILE: str(folder / "reconfigured.json"),
         ENV_PULSE_FOLDER: str(folder / PULSES),
+        ENV_MEMORY_FOLDER: str(memory / f"{order.namespace}-{order.job}"),
     }
     if order.plan is not None:
         write_atomically(folder / "plan.json", order.plan.to_json())

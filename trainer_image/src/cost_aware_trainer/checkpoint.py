@@ -35,6 +35,7 @@ from cost_aware_trainer.manifests import (
     TensorFacts,
     folder_name,
     newest_good,
+    newest_step,
     remove,
     remove_leftovers,
     retain,
@@ -229,6 +230,11 @@ class Checkpointer:
         problem = self._ranks.first_problem(wrong)
         if problem:
             raise CheckpointError(f"{folder}: {problem} was loaded with another content than was saved")
+
+    def newest_step(self) -> int:
+        """Step of the newest finished checkpoint on the volume, whole or damaged, the same on all ranks; 0 for none."""
+        step = newest_step(self._root) if self._ranks.is_first else 0
+        return int(self._ranks.broadcast_json(step))
 
     @property
     def is_saving(self) -> bool:

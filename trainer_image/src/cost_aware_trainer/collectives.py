@@ -21,6 +21,7 @@ ENV_COLLECTIVE_TIMEOUT = "CATJ_COLLECTIVE_TIMEOUT_SECONDS"
 TIMEOUT = timedelta(seconds=float(os.environ.get(ENV_COLLECTIVE_TIMEOUT, "60")))
 """A collective that takes longer has lost a peer; torch's own 30 minutes would be paid for by every other rank."""
 
+_FLAGS = 6
 _LIMBS = 4
 _LIMB_BITS = 16
 
@@ -153,6 +154,9 @@ class StepVote:
     save_failed: bool = False
     is_ready: bool = False
     """Whether the rank has seen a new plan; the combined vote says whether all have."""
+    wants_copy: bool = False
+    is_copying: bool = False
+    """Whether a copy to other nodes' memory is under way."""
     work_seconds: float = 0.0
     """How long the rank itself has worked since the last vote."""
     work_seconds_of: tuple[float, ...] = ()
@@ -169,10 +173,14 @@ def combine(ranks: Ranks, vote: StepVote) -> StepVote:
     A checksum travels as four limbs of 16 bits, whose sums float64 holds exactly for up to 2^37 ranks.
     """
     limbs = [float((vote.checksum >> (_LIMB_BITS * i)) & 0xFFFF) for i in range(_LIMBS)]
-    flags = [float(vote.wants_stop), float(vote.wants_checkpoint), float(vote.save_failed), float(vote.is_ready)]
+    votes = (
+        *(vote.wants_stop, vote.wants_checkpoint, vote.save_failed),
+        *(vote.wants_copy, vote.is_copying, vote.is_ready),
+    )
+    flags = [float(flag) for flag in votes]
     work = [vote.work_seconds if rank == ranks.rank else 0.0 for rank in range(ranks.size)]
     loss_sum, squared_norm, *rest = ranks.sum([vote.loss_sum, vote.squared_norm, *flags, *limbs, *work])
-    stop, checkpoint, failed, ready, *rest = rest
+    (stop, checkpoint, failed, copy, copying, ready), rest = rest[:_FLAGS], rest[_FLAGS:]
     summed_limbs, work = rest[:_LIMBS], rest[_LIMBS:]
     checksum = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(summed_limbs)) & ((1 << 64) - 1)
     return StepVote(
@@ -183,13 +191,15 @@ def combine(ranks: Ranks, vote: StepVote) -> StepVote:
         checkpoint > 0,
         failed > 0,
         ready == ranks.size,
+        copy > 0,
+        copying > 0,
         work_seconds_of=tuple(work),
     )
 
 
 def combine_bytes(ranks: Ranks) -> float:
     """Bytes that `combine` sends per rank in a ring."""
-    return ring_bytes((2 + 4 + _LIMBS + ranks.size) * 8, ranks.size)
+    return ring_bytes((2 + _FLAGS + _LIMBS + ranks.size) * 8, ranks.size)
 
 
 def ring_bytes(payload_bytes: float, ranks: int) -> float:

@@ -33,6 +33,8 @@ TOKEN_FILE = "/var/run/secrets/costaware.dev/token"  # noqa: S105  the path of a
 """Where the per-job token is mounted. The agent reads it at every request, so that it can be rotated."""
 RUN_FOLDER = "/run/catj"
 """A writable emptyDir of the pod: plans, control files and results of attempts."""
+MEMORY_FOLDER = "/dev/shm/catj"  # noqa: S108  in the pod's own emptyDir, of medium Memory
+"""Where ranks keep copies of states that outlive them, and not the pod; see `CheckpointPlan.redundancy`."""
 
 ENV_JOB = "CATJ_JOB"
 ENV_NAMESPACE = "CATJ_NAMESPACE"
@@ -45,6 +47,7 @@ ENV_PLAN_FILE = "CATJ_PLAN_FILE"
 ENV_METRICS_PORT = "CATJ_METRICS_PORT"
 ENV_NODE = "CATJ_NODE"
 """The name of the pod's node, for messages."""
+ENV_MEMORY_FOLDER = "CATJ_MEMORY_FOLDER"
 ENV_PULSE_FOLDER = "CATJ_PULSE_FOLDER"
 """Set by the agent for the ranks it starts; a rank started by hand has none of them and does without."""
 
@@ -259,6 +262,16 @@ class Compression(StrEnum):
     INT4 = "int4"
 
 
+class Redundancy(StrEnum):
+    """What nodes keep of each other's states in memory, so that the loss of one needs no reading from the volume."""
+
+    NONE = "none"
+    REPLICA = "replica"
+    """Each node a copy of the one before it: any may be lost that are no neighbours."""
+    PARITY = "parity"
+    """An XOR over up to 15 nodes, spread over them: one of them may be lost."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelPlan(Message):
     """The bundled decoder's shape. With `tied_embeddings` the output head is the embedding matrix."""
@@ -328,11 +341,13 @@ class OptimizerPlan(Message):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointPlan(Message):
-    """Where and how often the run is saved."""
+    """Where and how often the run is saved, and whether its nodes keep copies for each other in memory, how often."""
 
     folder: str
     interval_seconds: float = 60.0
     keep: int = 2
+    redundancy: Redundancy = Redundancy.NONE
+    redundancy_interval_seconds: float = 15.0
 
 
 @dataclass(frozen=True, kw_only=True)

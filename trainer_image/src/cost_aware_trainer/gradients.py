@@ -36,6 +36,11 @@ class Held:
     """A tied embedding's second copy: trained alike, but counted and saved once."""
 
     @property
+    def key(self) -> str:
+        """What tells it apart from this rank's others."""
+        return f"{self.name} (copy)" if self.is_copy else self.name
+
+    @property
     def value(self) -> Tensor:
         """This rank's part."""
         return local(self.parameter.detach())
@@ -82,8 +87,7 @@ class DataSum:
             if not self._buckets or size_bytes >= self.bucket_bytes:
                 self._buckets.append(_Bucket([]))
             self._buckets[-1].parameters.append(parameter)
-            name = f"{part.name} (copy)" if part.is_copy else part.name
-            self._buckets[-1].layout += ((name, parameter.numel()),)
+            self._buckets[-1].layout += ((part.key, parameter.numel()),)
             self._bucket_of[parameter] = self._buckets[-1]
             handle = parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
             self._handles.append(handle)
@@ -141,16 +145,17 @@ class DataSum:
                 bucket.buffer = bucket.work = None
 
 
-def sum_shared(mesh: Mesh, held: Sequence[Held]) -> None:
-    """Sums gradients that ranks of other axes share.
+def sum_shared(mesh: Mesh, held: Sequence[Held], gradients: Sequence[Tensor]) -> None:
+    """Sums gradients (of `held`, in its order) that ranks of other axes share, in place.
 
     Norms see only this rank's positions, so their gradients are partial over the tensor axis; a tied embedding's copies
     each see one of its two uses.
     """
-    shared = [h.gradient for h in held if tensor_dimension(h.name) is None]
+    pairs = list(zip(held, gradients, strict=True))
+    shared = [gradient for h, gradient in pairs if tensor_dimension(h.name) is None]
     if shared and (group := mesh.group(Axis.TENSOR)) is not None:
         _sum_together(mesh, shared, group, Axis.TENSOR, mesh.lengths[Axis.TENSOR])
-    ends = [h.gradient for h in held if h.name == "embedding.weight"]
+    ends = [gradient for h, gradient in pairs if h.name == "embedding.weight"]
     if mesh.ends is not None:
         _sum_together(mesh, ends, mesh.ends, Axis.PIPELINE, 2)
     elif len(ends) == 2:

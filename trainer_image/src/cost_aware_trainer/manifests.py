@@ -141,6 +141,12 @@ def newest_good(root: Path) -> tuple[CheckpointManifest | None, list[str]]:
     return None, damaged
 
 
+def newest_step(root: Path) -> int:
+    """Step of the newest checkpoint with a manifest, of which nothing else is read; 0 if there is none."""
+    steps = (folder.name.removeprefix("step-") for folder in checkpoint_folders(root) if (folder / MANIFEST).exists())
+    return int(next(steps, "0"))
+
+
 def remove_leftovers(root: Path) -> None:
     """Removes folders without a manifest: saves that were interrupted."""
     for folder in checkpoint_folders(root):

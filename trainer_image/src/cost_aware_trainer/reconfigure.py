@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -16,10 +16,21 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_aware_trainer.collectives import Ranks
-from cost_aware_trainer.contract import RunPlan
+from cost_aware_trainer.contract import Reconfiguration, RunPlan
 from cost_aware_trainer.layout import Box, Shape, boxes_of
 from cost_aware_trainer.state import MOMENTS, Part, copy_twins
 from cost_aware_trainer.validation import InvalidRunError, check_plan
+
+_RESIDUAL = "residual."
+
+
+@dataclass(frozen=True)
+class Succession:
+    """How a run learns of another plan, and how its ranks meet again to go on under it."""
+
+    newest: Callable[[], Reconfiguration | None]
+    written_seconds_ago: Callable[[], float]
+    rejoin: Callable[[str], Ranks]
 
 
 class Stopwatch:
@@ -96,18 +107,26 @@ class Carried:
     step: int
     values: dict[str, Tensor]
     boxes: dict[str, Box]
+    has_residuals: bool
 
     @classmethod
-    def of(cls, plan: RunPlan, step: int, parts: list[Part]) -> Carried:
-        """Takes the state out of device memory; in CPU memory it stays where it is."""
+    def of(cls, plan: RunPlan, step: int, parts: list[Part], residuals: Mapping[str, Tensor]) -> Carried:
+        """Takes the state out of device memory; in CPU memory it stays where it is.
+
+        `residuals` are what compression owes, by parameter, or empty on all ranks.
+        """
         values: dict[str, Tensor] = {}
         for part in parts:
             values.setdefault(part.name, part.values.detach().to("cpu"))
-        return cls(plan, step, values, {part.parameter: part.box for part in parts if part.shape})
+        values |= {f"{_RESIDUAL}{name}": residual.to("cpu") for name, residual in residuals.items()}
+        boxes = {part.parameter: part.box for part in parts if part.shape}
+        return cls(plan, step, values, boxes, bool(residuals))
 
 
-def hand_over(carried: Carried, new: RunPlan, parts: list[Part], shapes: Mapping[str, Shape], ranks: Ranks) -> None:
-    """Fills the parts of the new layout from what all ranks carry. Every rank must call it."""
+def hand_over(
+    carried: Carried, new: RunPlan, parts: list[Part], shapes: Mapping[str, Shape], ranks: Ranks
+) -> dict[str, Tensor]:
+    """Fills the parts of the new layout from what all ranks carry; returns its parts of residuals. Every rank must call it."""
     mine = list(moves(carried.plan, new, shapes, ranks.rank))
     targets: dict[str, Part] = {}
     for part in parts:
@@ -119,6 +138,15 @@ def hand_over(carried: Carried, new: RunPlan, parts: list[Part], shapes: Mapping
             # AdamW's count of steps is the run's.
             part.values.fill_(carried.step)
     copy_twins(parts)
+    if not carried.has_residuals:
+        return {}
+    owed = {
+        f"{_RESIDUAL}{part.parameter}": dataclasses.replace(part, values=torch.zeros_like(part.values))
+        for part in parts
+        if part.name == f"model.{part.parameter}"
+    }
+    _exchange(carried, mine, owed, _RESIDUAL, "", ranks)
+    return {name.removeprefix(_RESIDUAL): part.values for name, part in owed.items()}
 
 
 def _exchange(

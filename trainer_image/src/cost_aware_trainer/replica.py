@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from cost_aware_trainer.compression import CompressedSum, element_bytes
+from cost_aware_trainer.compression import BITS, CompressedSum, element_bytes
 from cost_aware_trainer.contract import Compression, Precision, RunPlan, Sharding
 from cost_aware_trainer.gradients import BUCKET_BYTES, DataSum, Held, squared_norm, sum_shared
 from cost_aware_trainer.layout import Box, Stage, box_of, stages_of
@@ -37,6 +37,7 @@ class Replica:
         stages = stages_of(mesh.place.pipeline, plan)
         self._parts = [(stage, self._build(stage)) for stage in stages]
         self.held = self._hold(shapes)
+        self._owed: dict[str, Tensor] = {}
         self._data_sum = self._watch() if plan.degrees.data > 1 and not self.is_sharded else None
         self._pipeline = Pipeline(plan, mesh, self._tensor, self._parts) if plan.degrees.pipeline > 1 else None
         self.needs_tokens = any(stage.is_first or stage.is_last for stage in stages)
@@ -121,7 +122,8 @@ class Replica:
             loss_sum = pipeline.step(list(micro_batches), scale) if pipeline else self._accumulate(micro_batches, scale)
         if self._data_sum:
             self._data_sum.finish()
-        sum_shared(self._mesh, self.held)
+        sum_shared(self._mesh, self.held, [held.gradient for held in self.held])
+        self._add_owed()
         if self.is_sharded:
             self._mesh.traffic.count(Axis.DATA, self._sharded_bytes())
         return loss_sum
@@ -145,6 +147,31 @@ class Replica:
         often = 1 if self._pipeline or strategy.sharding is Sharding.ZERO1 else self._micro_batches
         gathers = (2 if strategy.sharding is Sharding.ZERO3 else 1) * self._micro_batches
         return float(gathers * gathered_bytes + often * weights_bytes * element_bytes(strategy.compression))
+
+    def _add_owed(self) -> None:
+        owed, self._owed = self._owed, {}
+        for held in self.held:
+            if held.name in owed:
+                held.gradient.add_(owed[held.name])
+
+    def owe(self, residuals: Mapping[str, Tensor]) -> None:
+        """Adds residuals, whole sums for this rank's parts by parameter, to the next step's summed gradients."""
+        self._owed = dict(residuals)
+
+    def drain_residuals(self) -> dict[str, Tensor]:
+        """What compression still owes the run, taken out: for each parameter that this rank holds the sum over all ranks.
+
+        Empty where nothing is owed by any rank; every rank must call it between steps.
+        """
+        if self._data_sum is None or self._plan.strategy.compression not in BITS:
+            return {}
+        kept = self._data_sum.compressed.drain() if self._data_sum.compressed else {}
+        residuals = [
+            kept[held.key].view_as(held.value) if held.key in kept else torch.zeros_like(held.value)
+            for held in self.held
+        ]
+        sum_shared(self._mesh, self.held, residuals)
+        return {held.name: residual for held, residual in zip(self.held, residuals, strict=True)}
 
     def bubble_seconds(self, compute_seconds: float) -> float:
         """See `Pipeline.bubble_seconds`; 0 without a pipeline."""

@@ -9,7 +9,7 @@ Two ways, after each save:
   its first.)
 
 A state is what `pack` makes of a rank's tensors; its SHA-256 travels with it and is compared after rebuilding. Copies are
-of whole process memory: they outlive a rank, and not a power cut. Nothing here is called by the trainer yet.
+of whole process memory: they outlive a rank, and not a power cut. `redundancy` decides when and keeps them in files.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class RingCopies:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group, self._rank, self._size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.group = self._group = group
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         if self._size < 2:
             raise ReplicaError("RingCopies: a group of one has no peer; use two ranks or more")
         self.held: Tensor | None = None
@@ -157,7 +158,8 @@ class ParityGroup:
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:
-        self._group, self._rank, self._size = group, dist.get_rank(group), dist.get_world_size(group)
+        self.group = self._group = group
+        self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         if self._size < 2:
             raise ReplicaError("ParityGroup: a group of one has no peer; use two ranks or more")
         self.parity: Tensor | None = None

@@ -19,6 +19,7 @@ from cost_aware_trainer.contract import (
     ENV_NAMESPACE,
     EXIT_INVALID,
     EXIT_STOPPED,
+    MEMORY_FOLDER,
     AgentPhase,
     AgentStatus,
     ContractError,
@@ -54,6 +55,8 @@ class AgentSettings:
     """How long running ranks may take to go on under another plan, the step that they are in included."""
     warm_up_after_seconds: float = 30.0
     """When the fork server is started, counted from the first attempt's start; negative: never."""
+    memory_folder: Path = Path(MEMORY_FOLDER)
+    """Where ranks keep states in memory."""
     node: str = ""
     """The node's name, for messages; the pod's, where it is not known."""
     stall_seconds: float = LIMIT_SECONDS
@@ -227,7 +230,7 @@ class Supervisor:
         self._kill()
         self._launched = self._followed = order
         self._reconfigure_deadline_seconds = self._drain_deadline_seconds = None
-        environment = write_attempt(order, self._attempt_folder(order), self._environment)
+        environment = write_attempt(order, self._attempt_folder(order), self._settings.memory_folder, self._environment)
         port = self._settings.rendezvous_port or rendezvous_port(order.attempt)
         logger.info("attempt %d: starting %d ranks of %d nodes", order.attempt, order.ranks_per_node, order.nodes)
         command = torchrun_command(order, self._settings.index, port)

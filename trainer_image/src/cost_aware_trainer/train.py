@@ -14,7 +14,6 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import numpy as np
 from torch import Tensor
@@ -30,7 +29,8 @@ from cost_aware_trainer.models.decoder import model_flops_per_token, parameter_s
 from cost_aware_trainer.optimizer import learning_rate
 from cost_aware_trainer.phases import PhaseClock
 from cost_aware_trainer.prefetch import Prefetcher
-from cost_aware_trainer.reconfigure import Carried, Stopwatch, check_successor, hand_over
+from cost_aware_trainer.reconfigure import Carried, Stopwatch, Succession, check_successor, hand_over
+from cost_aware_trainer.redundancy import MemoryTier
 from cost_aware_trainer.results import StepsLog, Surroundings
 from cost_aware_trainer.samples import SampleOrder, add_checksums, checksum, checksum_text
 from cost_aware_trainer.stragglers import WorkMeter
@@ -63,15 +63,6 @@ def open_corpus(plan: RunPlan, ranks: Ranks) -> Corpus:
     return corpus
 
 
-@dataclass(frozen=True)
-class Succession:
-    """How a run learns of another plan, and how its ranks meet again to go on under it."""
-
-    newest: Callable[[], Reconfiguration | None]
-    written_seconds_ago: Callable[[], float]
-    rejoin: Callable[[str], Ranks]
-
-
 class Trainer:
     """All that one rank holds of a run.
 
@@ -101,6 +92,7 @@ class Trainer:
         self._arrangement = Arrangement(plan, ranks, self._shapes)
         self._prefetcher = Prefetcher(self._read_tokens)
         self._checkpointer = Checkpointer(plan.checkpoint, ranks, self._facts())
+        self._memory = MemoryTier(plan, ranks, self._facts())
         self._progress = Progress()
         self._heldout_loss: float | None = None
         self._save_failure = ""
@@ -124,17 +116,20 @@ class Trainer:
     def _resume(self) -> None:
         self._checkpointer.check_folder()
         arrangement = self._arrangement
-        found = self._checkpointer.resume(arrangement.parts(), arrangement.checksums, self._shapes)
-        if not found:
-            arrangement.initialise()
-        else:
+        self._checkpointer.saved_step = self._checkpointer.newest_step()
+        recalled = self._memory.resume(arrangement.parts(), self._checkpointer.saved_step)
+        if recalled:
+            self._progress = recalled
+        elif found := self._checkpointer.resume(arrangement.parts(), arrangement.checksums, self._shapes):
             self._progress = Progress(found.step, int(found.samples_checksum, 16), found.loss)
+        else:
+            self._checkpointer.saved_step = 0
+            arrangement.initialise()
+        step = self._progress.step
         if self._ranks.is_first:
-            logger.info(
-                "resuming after step %d" if found else "no checkpoint, starting at step %d", self._progress.step
-            )
-        self._metrics.set(Metric.RESUMED_STEP, self._progress.step)
-        self._metrics.set(Metric.CHECKPOINT_STEP, self._progress.step)
+            logger.info("resuming after step %d" if step else "no checkpoint, starting at step %d", step)
+        self._metrics.set(Metric.RESUMED_STEP, step)
+        self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
         self._metrics.set(Metric.STEP, self._progress.step)
         self._metrics.set(Metric.TOTAL_STEPS, self._plan.steps)
 
@@ -153,6 +148,7 @@ class Trainer:
                     self._reconfigure()
         finally:
             self._checkpointer.close()
+            self._memory.close(is_complete=self._progress.step >= self._plan.steps)
             self._prefetcher.close()
         if self._progress.step < self._plan.steps:
             return self.result(AgentPhase.CHECKPOINTED, "stopped as asked, with a checkpoint")
@@ -190,6 +186,9 @@ class Trainer:
         is_last = step == self._plan.steps
         if agreed.wants_stop or agreed.wants_checkpoint or is_last:
             self._save(wait=agreed.wants_stop or is_last)
+        if agreed.wants_copy and not (agreed.is_copying or agreed.wants_stop or is_last):
+            with self._clock.phase(Phase.CHECKPOINT):
+                self._memory.save(self._progress, self._attempt, self._arrangement.parts())
         if step % self._plan.evaluate_every_steps == 0 or is_last:
             self._evaluate()
         self._report(gradient_norm, rate)
@@ -206,7 +205,15 @@ class Trainer:
         bubble_seconds = arrangement.bubble_seconds(self._clock.booked(Phase.COMPUTE))
         self._clock.move(Phase.PIPELINE_COMMUNICATION, Phase.PIPELINE_BUBBLE, bubble_seconds)
         flags = self._wants_stop(), self._is_save_due(), self._save_has_failed(), self._next_plan() is not None
-        return StepVote(loss_sum, self._trained, squared_norm, *flags, work_seconds=self._work.seconds())
+        return StepVote(
+            loss_sum,
+            self._trained,
+            squared_norm,
+            *flags,
+            self._memory.is_due,
+            self._memory.poll(),
+            self._work.seconds(),
+        )
 
     def _micro_batches(self) -> Iterator[Tensor]:
         """This replica's samples of the step, read when they are needed, noting what is trained."""
@@ -246,8 +253,10 @@ class Trainer:
         check_successor(self._plan, newest.plan, self._ranks.size)
         watch = Stopwatch(started_seconds)
         self._settle_save()
+        self._memory.leave()
         watch.end("drain")
-        carried = Carried.of(self._plan, self._progress.step, self._arrangement.parts())
+        residuals = self._arrangement.drain_residuals()
+        carried = Carried.of(self._plan, self._progress.step, self._arrangement.parts(), residuals)
         # what was read ahead is for the old place
         self._prefetcher.ahead(())
         self._arrangement.close()
@@ -258,9 +267,10 @@ class Trainer:
         gc.collect()
         self._ranks = succession.rejoin(f"attempt-{newest.attempt}")
         self._checkpointer.join(self._ranks)
+        self._memory.join(newest.plan, self._ranks)
         self._arrangement = Arrangement(newest.plan, self._ranks, self._shapes)
         watch.end("rebuild")
-        hand_over(carried, newest.plan, self._arrangement.parts(), self._shapes, self._ranks)
+        self._arrangement.owe(hand_over(carried, newest.plan, self._arrangement.parts(), self._shapes, self._ranks))
         watch.end("load")
         self._plan, self._attempt = newest.plan, newest.attempt
         self._metrics.start_attempt(newest.attempt)

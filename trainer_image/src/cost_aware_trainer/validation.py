@@ -37,6 +37,7 @@ def _check_positive(plan: RunPlan) -> None:
         "batch.micro_samples": plan.batch.micro_samples,
         "checkpoint.keep": plan.checkpoint.keep,
         "checkpoint.interval_seconds": plan.checkpoint.interval_seconds,
+        "checkpoint.redundancy_interval_seconds": plan.checkpoint.redundancy_interval_seconds,
         "optimizer.learning_rate": plan.optimizer.learning_rate,
         "optimizer.gradient_clip": plan.optimizer.gradient_clip,
     }

@@ -289,6 +289,14 @@ class CommunicationSpec(ApiModel):
     """Of gradients between replicas; int8 and int4 in blocks with error feedback. Pays on slow links only."""
 
 
+class Redundancy(StrEnum):
+    """What nodes keep of each other's states in memory."""
+
+    NONE = "None"
+    REPLICA = "Replica"
+    PARITY = "Parity"
+
+
 class CheckpointSpec(ApiModel):
     """Where and how often the run is saved."""
 
@@ -301,6 +309,9 @@ class CheckpointSpec(ApiModel):
     attempt on."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """How many of the newest checkpoints stay. A change is in force from the next attempt on."""
+    redundancy: Redundancy = Redundancy.NONE
+    """Also keeps the state in the nodes' memory, every 15 seconds, so that a lost node needs no reading from the volume: Replica in
+    that of the next node, Parity as an XOR over several. The bundled trainer only; needs two nodes, and memory for 2 to 4 states."""
 
 
 PRESERVE: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}
@@ -386,6 +397,10 @@ class JobSpec(ApiModel):
                 " % self.nodes.ranksPerNode == 0)",
                 "parallelism: the product of the degrees must be nodes x nodes.ranksPerNode for a node count between"
                 " nodes.min and nodes.max: change the degrees or the nodes",
+            ),
+            cel(
+                "!has(self.checkpoint.redundancy) || self.checkpoint.redundancy == 'None' || self.nodes.max >= 2",
+                "checkpoint.redundancy keeps copies on other nodes: write nodes.max: 2 or more, or leave it out",
             ),
             _immutable("model"),
             _immutable("trainer"),

@@ -20,6 +20,7 @@ from cost_aware_trainer.contract import (
     OptimizerPlan,
     Precision,
     Recompute,
+    Redundancy,
     RunOrder,
     RunPlan,
     Schedule,
@@ -92,6 +93,7 @@ def run_plan(job: TrainingJob, plan: Plan, interval_seconds: float | None = None
                 interval_seconds or job.spec.checkpoint.interval_seconds or DEFAULT_INTERVAL_SECONDS
             ),
             keep=job.spec.checkpoint.keep,
+            redundancy=Redundancy(job.spec.checkpoint.redundancy.value.lower()),
         ),
         data_folder=f"{DATA_MOUNT}/{config.data.folder}",
         evaluate_every_steps=config.evaluate_every_steps,
