@@ -23,7 +23,7 @@ def slow_link() -> Iterator[None]:
     script("shape", "off")
 
 
-def submitted(space: Space, name: str, nodes: dict[str, Any], degrees: dict[str, int], **spec: Any) -> dict[str, Any]:
+def submitted(space: Space, name: str, nodes: dict[str, Any], degrees: dict[str, Any], **spec: Any) -> dict[str, Any]:
     document = manifest(
         name,
         model=MODEL,
