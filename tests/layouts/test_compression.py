@@ -135,9 +135,24 @@ def test_the_trainer_reaches_the_loss_of_fp32_and_says_what_it_sent(train, plan_
     assert exact["steps"][0]["loss"] > 1.1 * exact["steps"][-1]["loss"]
 
 
+@pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.ZERO2])
+def test_gradients_are_quantised_once_the_learning_rate_has_warmed_up(train, plan_of, sharding):
+    plans = {kind: plan_of(DegreesPlan(data=2), steps=5, compression=kind, sharding=sharding) for kind in Compression}
+    assert {plan.optimizer.warmup_steps for plan in plans.values()} == {3}
+    runs = {kind: train(plan)["steps"] for kind, plan in plans.items()}
+    losses = {kind: [step["loss"] for step in steps] for kind, steps in runs.items()}
+    sent = {kind: [step["bytes"]["data"] for step in steps] for kind, steps in runs.items()}
+    for kind in (Compression.INT8, Compression.INT4):
+        # the third step's gradient is the last that is summed as it is: the fourth step's loss shows it still
+        assert losses[kind][:4] == losses[Compression.NONE][:4]
+        assert losses[kind][4] != losses[Compression.NONE][4]
+        assert sent[kind][:3] == sent[Compression.NONE][:3]
+        assert max(sent[kind][3:]) < min(sent[kind][:3])
+
+
 def test_the_steps_log_counts_compressed_bytes(train, plan_of):
     sent = {
-        compression: train(plan_of(DegreesPlan(data=2), steps=1, compression=compression))["steps"][0]["bytes"]["data"]
+        compression: train(plan_of(DegreesPlan(data=2), steps=4, compression=compression))["steps"][3]["bytes"]["data"]
         for compression in Compression
     }
     assert sent["none"] == pytest.approx(2 * sent["bf16"], rel=0.01)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from cost_aware_trainer.collectives import Ranks
+from cost_aware_trainer.compression import BITS
 from cost_aware_trainer.contract import RunPlan
 from cost_aware_trainer.data import Corpus
 from cost_aware_trainer.evaluation import heldout_loss
@@ -58,11 +59,16 @@ class Arrangement:
             return torch.empty(0)
         return torch.from_numpy(corpus.train_windows(order.at(positions))).to(self.ranks.device)
 
-    def accumulate(self, micro_batches: Iterator[Tensor]) -> tuple[float, float]:
-        """Forward and backward of a step; returns this rank's shares of the summed loss and of the squared norm."""
+    def accumulate(self, step: int, micro_batches: Iterator[Tensor]) -> tuple[float, float]:
+        """Forward and backward of a step, counted from 1; returns this rank's shares of the summed loss and of the squared norm.
+
+        Gradients are not quantised while the learning rate warms up: they are largest and differ most then, and what rounding
+        does to Adam's second moments stays for hundreds of steps (1-bit Adam, 2102.02888, warms up for the same reason).
+        """
         plan = self.plan
         scale = 1.0 / (plan.batch.global_samples * plan.model.sequence_length)
-        loss_sum = self._replica.step(micro_batches, scale)
+        warms_up = step <= plan.optimizer.warmup_steps and plan.strategy.compression in BITS
+        loss_sum = self._replica.step(micro_batches, scale, uncompressed=warms_up)
         return loss_sum if self.reports else 0.0, self._replica.squared_gradient_norm()
 
     def bubble_seconds(self, compute_seconds: float) -> float:

@@ -77,6 +77,7 @@ class DataSum:
     _buckets: list[_Bucket] = field(default_factory=list)
     _bucket_of: dict[nn.Parameter, _Bucket] = field(default_factory=dict)
     _launched: int = 0
+    _rests: bool = False
     _handles: list[Any] = field(default_factory=list)
 
     def watch(self, held: Sequence[Held]) -> None:
@@ -101,9 +102,9 @@ class DataSum:
             self.compressed.close()
             self.compressed = None
 
-    def begin(self) -> None:
-        """Starts a step."""
-        self._launched = 0
+    def begin(self, *, uncompressed: bool = False) -> None:
+        """Starts a step, whose gradients are summed as they are if `uncompressed`: on all replicas or on none."""
+        self._launched, self._rests = 0, uncompressed
         for bucket in self._buckets:
             bucket.pending = len(bucket.parameters) * self.micro_batches
 
@@ -120,7 +121,7 @@ class DataSum:
         ended = self.mesh.traffic.overlap.begin()
         gradients = [p.grad for p in bucket.parameters if p.grad is not None]
         bucket.buffer = torch.cat([gradient.flatten() for gradient in gradients])
-        if self.compressed:
+        if self.compressed and not self._rests:
             self.mesh.traffic.count(Axis.DATA, self.compressed.sent_bytes(bucket.buffer.numel()))
             bucket.work = self.compressed.start(bucket.layout, bucket.buffer)
             bucket.work.then(lambda _: ended())

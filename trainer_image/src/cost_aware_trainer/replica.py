@@ -34,6 +34,7 @@ class Replica:
         self._tensor = TensorAxis(mesh.group(Axis.TENSOR), mesh.place.tensor, plan.degrees.tensor, mesh.traffic)
         self.is_sharded = plan.strategy.sharding is not Sharding.NONE and plan.degrees.data > 1
         self._micro_batches = plan.batch.global_samples // plan.degrees.data // plan.batch.micro_samples
+        self._scatters: list[CompressedReduceScatter] = []
         stages = stages_of(mesh.place.pipeline, plan)
         self._parts = [(stage, self._build(stage)) for stage in stages]
         self.held = self._hold(shapes)
@@ -72,7 +73,8 @@ class Replica:
             # gloo has no scaled sum
             sharded.set_force_sum_reduction_for_comms(True)
             if strategy.compression is not Compression.NONE:
-                sharded.set_custom_reduce_scatter(CompressedReduceScatter(strategy.compression))
+                self._scatters.append(CompressedReduceScatter(strategy.compression))
+                sharded.set_custom_reduce_scatter(self._scatters[-1])
 
     def _hold(self, shapes: Mapping[str, tuple[int, ...]]) -> list[Held]:
         plan, place = self._plan, self._mesh.place
@@ -107,16 +109,18 @@ class Replica:
         model = self._plan.model
         self.fill(lambda name, box: initial_value(name, shapes[name], model, seed)[box.slices()])
 
-    def step(self, micro_batches: Iterable[Tensor], scale: float) -> float:
+    def step(self, micro_batches: Iterable[Tensor], scale: float, *, uncompressed: bool = False) -> float:
         """Forward and backward over this replica's micro-batches of tokens (samples, sequence_length + 1).
 
-        Gradients of `scale` × the summed loss are then summed over all ranks that share a parameter. Returns the summed
-        loss where `reports` is true, and something to ignore elsewhere.
+        Gradients of `scale` × the summed loss are then summed over all ranks that share a parameter, over the data axis without
+        compression if `uncompressed`. Returns the summed loss where `reports` is true, and something to ignore elsewhere.
         """
         for held in self.held:
             held.parameter.grad = None
         if self._data_sum:
-            self._data_sum.begin()
+            self._data_sum.begin(uncompressed=uncompressed)
+        for scatter in self._scatters:
+            scatter.rests = uncompressed
         pipeline = self._pipeline
         with waits_timed(self._mesh.traffic) if self.is_sharded else nullcontext():
             loss_sum = pipeline.step(list(micro_batches), scale) if pipeline else self._accumulate(micro_batches, scale)
@@ -125,7 +129,7 @@ class Replica:
         sum_shared(self._mesh, self.held, [held.gradient for held in self.held])
         self._add_owed()
         if self.is_sharded:
-            self._mesh.traffic.count(Axis.DATA, self._sharded_bytes())
+            self._mesh.traffic.count(Axis.DATA, self._sharded_bytes(Compression.NONE if uncompressed else None))
         return loss_sum
 
     def _accumulate(self, micro_batches: Iterable[Tensor], scale: float) -> float:
@@ -139,14 +143,16 @@ class Replica:
             loss_sum += loss.detach()
         return float(loss_sum)
 
-    def _sharded_bytes(self) -> float:
+    def _sharded_bytes(self, compression: Compression | None = None) -> float:
         """What fully_shard sends in a step: one gather of weights and one scatter of gradients, or more of both."""
         degree, strategy = self._plan.degrees.data, self._plan.strategy
         weights_bytes = sum(held.value.numel() for held in self.held) * (degree - 1)
         gathered_bytes = weights_bytes * (2 if strategy.precision is Precision.BF16 else 4)
         often = 1 if self._pipeline or strategy.sharding is Sharding.ZERO1 else self._micro_batches
         gathers = (2 if strategy.sharding is Sharding.ZERO3 else 1) * self._micro_batches
-        return float(gathers * gathered_bytes + often * weights_bytes * element_bytes(strategy.compression))
+        return float(
+            gathers * gathered_bytes + often * weights_bytes * element_bytes(compression or strategy.compression)
+        )
 
     def _add_owed(self) -> None:
         owed, self._owed = self._owed, {}

@@ -35,6 +35,8 @@ class CompressedReduceScatter(ReduceScatter):
             raise ValueError("compression: none; leave fully_shard its own reduce-scatter")
         self._codec = BlockCodec(BITS[compression], block) if compression in BITS else None
         self._carry: Tensor | None = None
+        self.rests = False
+        """Whether gradients are summed as they are, on all ranks; a residual waits meanwhile."""
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """A buffer as torch's own reduce-scatter has."""
@@ -55,6 +57,11 @@ class CompressedReduceScatter(ReduceScatter):
         """
         if async_op or op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ValueError(f"compressed reduce-scatter: op {op}, async_op {async_op}; it sums or averages, at once")
+        if self.rests:
+            dist.reduce_scatter_tensor(output_tensor, input_tensor, op=dist.ReduceOp.SUM, group=group)
+            if op == dist.ReduceOp.AVG:
+                output_tensor.div_(group.size())
+            return
         codec = self._codec
         summed = self._reduce(input_tensor, group, codec) if codec else self._reduce_halves(input_tensor, group)
         output_tensor.copy_(summed[: output_tensor.numel()])

@@ -197,7 +197,7 @@ class Trainer:
     def _accumulate(self) -> StepVote:
         """Forward and backward over this rank's share of the step, whose gradients are then summed over the ranks."""
         arrangement, self._trained = self._arrangement, 0
-        loss_sum, squared_norm = arrangement.accumulate(self._micro_batches())
+        loss_sum, squared_norm = arrangement.accumulate(self._progress.step + 1, self._micro_batches())
         self._clock.settle()
         for axis, seconds in arrangement.mesh.traffic.take_seconds().items():
             self._clock.move(Phase.COMPUTE, PHASE_OF[axis], seconds)
