@@ -8,9 +8,9 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,9 @@ OPERATOR_NAMESPACE = "cost-aware-training"
 LAST_WORKER = f"{os.environ.get('CLUSTER_NAME', 'catj')}-worker2"
 PRICE_USD_PER_HOUR = 3.06
 """Of the instance type that the workers are labelled with."""
+
+LOOKS_EVERY = timedelta(seconds=3)
+"""An operator that is killed has not seen what happened so shortly before."""
 
 
 def script(*arguments: str) -> str:
@@ -238,11 +241,28 @@ class PodLives:
         end = datetime.fromisoformat(ended) if ended else None
         self.lives[uid] = (datetime.fromisoformat(status["startTime"]), end or (known[1] if known and ended else None))
         self._seen_at[uid] = seen
+        self._index_of[uid] = pod["metadata"].get("labels", {}).get("batch.kubernetes.io/job-completion-index", "")
 
     _seen_at: dict[str, datetime] = field(default_factory=dict)
+    _index_of: dict[str, str] = field(default_factory=dict)
+
+    def end(self, uid: str) -> datetime:
+        return self.lives[uid][1] or self._seen_at[uid]
+
+    def unseen_seconds(self, away: Sequence[tuple[datetime, datetime]]) -> float:
+        """Of pods that ended while no operator looked, the time until the replacement of their index began, which is paid."""
+        total = 0.0
+        for uid, (began, _) in self.lives.items():
+            end = self.end(uid)
+            later = [
+                s for other, (s, _) in self.lives.items() if self._index_of[other] == self._index_of[uid] and s > began
+            ]
+            if later and any(start - LOOKS_EVERY <= end <= until for start, until in away):
+                total += max(0.0, (min(later) - end).total_seconds())
+        return total
 
     def seconds(self) -> float:
         total = 0.0
-        for uid, (start, end) in self.lives.items():
-            total += ((end or self._seen_at[uid]) - start).total_seconds()
+        for uid, (start, _) in self.lives.items():
+            total += (self.end(uid) - start).total_seconds()
         return total
