@@ -202,23 +202,6 @@ class EfficiencyStatus(ApiModel):
     """Operations that the model needs over what the ranks could do at their peak; absent where no peak is listed (CPUs)."""
 
 
-class GoodputStatus(ApiModel):
-    """Shares of all paid pod-seconds since the start; they add up to 1. All but `productive` is badput."""
-
-    productive: float = 0.0
-    """Compute, optimizer and evaluation of steps that count: the goodput."""
-    communication: float = 0.0
-    """Exposed communication."""
-    checkpoint: float = 0.0
-    """Training blocked by checkpoints."""
-    restart: float = 0.0
-    """Launching and loading."""
-    lost_work: float = 0.0
-    """Steps that had to be trained again."""
-    idle: float = 0.0
-    """Waiting for peers, for data, for the pod's release; pipeline bubbles."""
-
-
 class CausesStatus(ApiModel):
     """Accrued dollars by what the time went to; they add up to `accruedUSD`."""
 
@@ -234,6 +217,10 @@ class CausesStatus(ApiModel):
     """Steps that had to be trained again."""
     idle: float = 0.0
     """Pods that neither trained nor restarted: waiting for peers, for data, for their release."""
+
+
+class GoodputStatus(CausesStatus):
+    """Shares of all paid pod-seconds since the start, by the same causes; they add up to 1. All but `productive` is badput."""
 
 
 class BlocksStatus(ApiModel):
