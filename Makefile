@@ -69,7 +69,7 @@ test: ## Everything: lint, types, imports, unit, layouts; then the cluster, and 
 
 .PHONY: test-unit
 test-unit: venv ## Tests without a cluster
-	pytest tests/unit
+	pytest -n 2 tests/unit
 
 .PHONY: test-layouts
 test-layouts: venv ## Every data x tensor x pipeline layout of 4 and of 8 ranks: equal losses, any checkpoint into any other
