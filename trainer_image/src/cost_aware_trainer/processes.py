@@ -25,6 +25,7 @@ _TAIL_LINES = 200
 _MESSAGE_LINES = 15
 _MESSAGE_CHARACTERS = 4000
 _KILL_PATIENCE_SECONDS = 10.0
+_REAP_PATIENCE_SECONDS = 1.0
 _SETTLE_SECONDS = 1.0
 _TORCHRUN_VERDICT = re.compile(r"elastic/multiprocessing/api\.py.*failed \(exitcode: (-?\d+)\)")
 _TORCHRUN_SUMMARY = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: \d+\)")
@@ -162,11 +163,20 @@ def kill_descendants(spared: int | None = None) -> None:
 
 
 def reap_adopted(*kept: int | None) -> None:
-    """Takes the exit codes of orphans that this process adopted; those of `kept` stay with their Popen."""
-    for pid, (parent, state) in _processes().items():
-        if parent == os.getpid() and state == "Z" and pid not in kept:
+    """Takes the exit codes of orphans that this process adopted; those of `kept` stay with their Popen.
+
+    A process with threads shows as ended a moment before the last of them has, and only then can be waited for.
+    """
+    deadline_seconds = time.monotonic() + _REAP_PATIENCE_SECONDS
+    while ended := [
+        p for p, (parent, state) in _processes().items() if parent == os.getpid() and state == "Z" and p not in kept
+    ]:
+        for pid in ended:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
+        if time.monotonic() > deadline_seconds:
+            return
+        time.sleep(0.01)
 
 
 class Torchrun:
