@@ -91,6 +91,21 @@ def test_cpu_ranks_share_out_states_only_where_memory_asks_for_it() -> None:
     assert tight.sharding != "ddp"
 
 
+def test_copies_of_states_take_memory_of_cpu_ranks_on_several_nodes() -> None:
+    given: dict[str, Any] = {
+        "model": {"preset": None, "layers": 8, "hidden": 1024, "heads": 8, "kvHeads": 8, "ffn": 4096}
+        | {"sequenceLength": 64, "vocabulary": 256},
+        "parallelism": {"data": 2, "tensor": 1, "pipeline": 1},
+        "nodes": {"min": 2, "max": 2},
+        "template": {"resources": {"limits": {"memory": "6Gi"}}},
+    }
+    alone, copied = plan_of(**given), plan_of(**given, checkpoint={"redundancy": "Replica"})
+    assert isinstance(alone, Plan)
+    # 107 million parameters in fp32 with both moments are 1.2 GiB, of which each node would hold four besides its own
+    assert alone.sharding == "ddp"
+    assert not isinstance(copied, Plan) or copied.sharding != "ddp"
+
+
 def test_buckets_are_planned_where_replicas_sum_gradients_themselves() -> None:
     resources = {"resources": {"limits": {"memory": "8Gi"}}}
     summed, split = (

@@ -58,17 +58,19 @@ class Offer:
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be trained; `checkpoints` of it are kept."""
+    """What is to be trained; `checkpoints` of it are kept, and a node's memory holds `held_states` states for each of its ranks."""
 
     shape: DecoderShape
     global_batch: int
     steps: int
     checkpoints: int = 0
+    held_states: float = 0.0
 
     def __post_init__(self) -> None:
         count("global_batch", self.global_batch)
         count("steps", self.steps)
         count("checkpoints", self.checkpoints, 0)
+        not_negative("held_states", self.held_states, 100)
 
     @property
     def state_gib(self) -> float:

@@ -21,7 +21,7 @@ from cost_aware_operator.costs.combinations import grid as all_counts
 from cost_aware_operator.costs.compute import Parameters
 from cost_aware_operator.costs.goodput import expected_goodput, optimal_interval
 from cost_aware_operator.costs.hardware import Generation
-from cost_aware_operator.costs.layout import Layout, Layouts
+from cost_aware_operator.costs.layout import Layout, Layouts, Sharding
 from cost_aware_operator.costs.model_parallel import GIB, head_in_layers
 from cost_aware_operator.costs.parameters import FITTED
 from cost_aware_operator.costs.predict import memory_of_ranks, step_seconds, usable_gib
@@ -202,9 +202,19 @@ class _OfferSearch:
             if len(chosen["data"]):
                 self._predict(kind, chosen)
 
+    def _held_gib(self, kind: int, rows: dict[str, Counts]) -> Floats:
+        """What copies of states take of a rank's memory: on CPUs it is the node's, on GPUs another one."""
+        if self.offer.machine.accelerator.generation is not Generation.CPU:
+            return np.zeros(len(rows["data"]))
+        shards = rows["tensor"] * rows["pipeline"] * (1 if KINDS[kind][1] is Sharding.DDP else rows["data"])
+        held: Floats = np.where(rows["nodes"] > 1, self.work.held_states, 0.0) * self.work.state_gib / shards
+        return held
+
     def _predict(self, kind: int, rows: dict[str, Counts]) -> None:
         offer, work = self.offer, self.work
-        memory = memory_of_ranks(work.shape, offer.machine, _layouts(kind, rows, work, offer)).total
+        memory = memory_of_ranks(work.shape, offer.machine, _layouts(kind, rows, work, offer)).total + self._held_gib(
+            kind, rows
+        )
         usable = self.bounds.memory_share * usable_gib(offer.machine)
         fits = memory <= usable
         if not fits.all():

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cost_aware_operator.api.spec import CapacityType, JobSpec
+from cost_aware_operator.api.spec import CapacityType, JobSpec, Redundancy
 from cost_aware_operator.api.units import quantity
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.combinations import Offer
@@ -152,6 +152,9 @@ def planning_key(spec: JobSpec) -> str:
     if spec.budget is not None:
         # what may be spent stops a run, it does not choose its plan
         parts["budget"] = spec.budget.max_hourly_usd
+    if spec.checkpoint.redundancy is not Redundancy.NONE:
+        # it takes memory, on CPUs the ranks' own
+        parts["redundancy"] = spec.checkpoint.redundancy.value
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cost_aware_operator.api.spec import AllowedDegrees, CapacityType, JobSpec, ModelSpec, Objective
+from cost_aware_operator.api.spec import AllowedDegrees, CapacityType, JobSpec, ModelSpec, Objective, Redundancy
 from cost_aware_operator.api.units import GIB, quantity
 from cost_aware_operator.costs.combinations import Bounds, Offer, Work
 from cost_aware_operator.costs.fees import fee
@@ -22,6 +22,8 @@ from cost_aware_operator.planning.presets import shape_of
 GPU = "nvidia.com/gpu"
 STEPS_WITHOUT_CONFIG = 1000
 """Steps that dollars are told for where the trainer's own arguments say how many there are."""
+HELD_STATES = 4.0
+"""Of each rank, with `checkpoint.redundancy`: its own and a peer's, of the newest and of the one before. A parity holds less."""
 MEMORY_SHARE = 0.95
 """Of a rank's memory that is planned with: predicted peaks are off by 10 % on average."""
 CHECKPOINT_STORAGE = {"aws": "efs", "gcp": "pd-balanced"}
@@ -95,7 +97,8 @@ def space_of(
     paid: dict[str, Price] = {}
     if offers is None:
         offers, paid = _offers(spec, prices, resources, notes)
-    work = Work(shape, spec.batch.global_, steps or STEPS_WITHOUT_CONFIG, spec.checkpoint.keep)
+    held = 0.0 if spec.checkpoint.redundancy is Redundancy.NONE else HELD_STATES
+    work = Work(shape, spec.batch.global_, steps or STEPS_WITHOUT_CONFIG, spec.checkpoint.keep, held)
     bounds = bounds_of(spec, abilities or Abilities())
     if Sharding.DDP in bounds.shardings and all(_roomy_cpu(offer, shape) for offer in offers):
         bounds = replace(bounds, shardings=(Sharding.DDP,))
