@@ -12,7 +12,7 @@ TAINT = "aws-node-termination-handler/spot-itn"
 
 def test_a_spot_notice_moves_the_pod_once_and_no_step_is_lost(space: Space) -> None:
     # saved only because of the notice: the next checkpoint would be long after the end
-    document = manifest("spot", trainer={"config": {"steps": 2000}}, checkpoint={"intervalSeconds": 3600})
+    document = manifest("spot", trainer={"config": {"steps": 20_000}}, checkpoint={"intervalSeconds": 3600})
     space.submit(document)
     space.wait_step("spot", 20)
     (pod,) = space.pods("spot")
@@ -29,7 +29,7 @@ def test_a_spot_notice_moves_the_pod_once_and_no_step_is_lost(space: Space) -> N
         assert [p["spec"]["nodeName"] for p in moved] != [node]
         assert any("NodeEnding" in event and node in event for event in space.events("spot"))
         assert status["cost"]["byCause"]["lostWork"] == 0, "the ranks saved before their pod ended"
-        done = space.wait_finished("spot", 400)
+        done = space.wait_finished("spot", 560)
     finally:
         space.cluster.run("taint", "node", node, f"{TAINT}-", check=False)
     assert done["state"] == "Succeeded", done

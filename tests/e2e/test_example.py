@@ -99,9 +99,12 @@ def test_every_rank_serves_every_metric_with_job_attempt_and_rank(run: Run) -> N
 
 def test_the_operator_scrapes_the_ranks_and_tells_throughput_and_efficiency(run: Run) -> None:
     efficiency = run.during["efficiency"]
-    shares = [v for k, v in efficiency.items() if k != "current"]
+    rates = {"current", "rankTokensPerSecond", "referenceTokensPerSecond", "mfu"}
+    shares = [share for name, share in efficiency.items() if name not in rates]
     assert sum(shares) == pytest.approx(1.0, abs=0.01)
     assert efficiency["current"] == pytest.approx(efficiency["compute"] + efficiency["optimizer"], abs=0.001)
+    ratio = efficiency["rankTokensPerSecond"] / efficiency["referenceTokensPerSecond"]
+    assert efficiency["current"] == pytest.approx(ratio, abs=0.001), "throughput per rank over the reference"
     assert run.during["progress"]["tokensPerSecond"] > 500
     labels = f'job="{JOB}",namespace="{run.space.name}"'
     for name in ("catj_step", "catj_efficiency_ratio", "catj_tokens_per_second", "catj_hourly_usd"):

@@ -249,6 +249,24 @@ def test_running_pods_go_on_when_a_new_plan_would_be_refused() -> None:
     assert (decision.plan.data, decision.plan.nodes, decision.plan.micro_batch) == (2, 2, 16)
 
 
+def test_what_is_planned_anew_while_suspended_is_stored_before_pods_run_by_it() -> None:
+    old = job(nodes={"min": 1, "max": 1})
+    first = decide(facts(old))
+    assert first.urgent
+    stopped = child(old, suspended=True)
+    known = first.record.model_copy(update={"attempt": 1, "stopped": True})
+    changed = decide(facts(job(nodes={"min": 2, "max": 2}, suspend=True), 40.0, child=stopped, pods=(), record=known))
+    assert changed.record.plan is not None
+    assert changed.record.plan.nodes == 2
+    assert changed.urgent
+    # what was stored is what pods run by, and nothing more needs to be stored
+    resumed = job(nodes={"min": 2, "max": 2})
+    again = decide(facts(resumed, 50.0, child=child(resumed), pods=(), record=changed.record))
+    assert again.record.plan is not None
+    assert again.record.plan.nodes == 2
+    assert not again.urgent
+
+
 def test_a_plan_in_force_does_not_keep_suspend_and_budget_from_stopping_the_pods() -> None:
     assert not decide(refused(spec={"suspend": True})).want_pods
     assert not decide(refused(spec={"budget": {"totalUSD": 5.0}}, record=SPENT)).want_pods

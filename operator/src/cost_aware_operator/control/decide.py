@@ -32,6 +32,13 @@ BLOCKED_SECONDS = 15.0
 
 def decide(facts: Facts) -> Decision:
     """The decision for one job."""
+    decision = _decided(facts)
+    # What was planned anew must be stored before pods are made by it: once they run, the stored plan is the one in force.
+    anew = decision.record.planned_for != facts.record.planned_for
+    return replace(decision, urgent=True) if anew else decision
+
+
+def _decided(facts: Facts) -> Decision:
     record = facts.record.model_copy(update={"ledger": booked(facts), "newest_checkpoint": _newest_checkpoint(facts)})
     facts = replace(facts, record=record)
     record = record.model_copy(update={"saves": saves_seen(facts)})
