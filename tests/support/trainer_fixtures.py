@@ -121,7 +121,7 @@ class Run:
             process.start()
             self.ranks.append(process)
 
-    def wait(self, timeout=120):
+    def wait(self, timeout=240):
         for process in self.ranks:
             process.join(timeout)
             if process.is_alive():
@@ -141,7 +141,7 @@ class Run:
         path = self.folder / "steps.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
-    def wait_for_step(self, step, timeout=60):
+    def wait_for_step(self, step, timeout=180):
         deadline = time.monotonic() + timeout
         while not self.steps or self.steps[-1]["step"] < step:
             assert time.monotonic() < deadline, self.output

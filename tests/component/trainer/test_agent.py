@@ -74,13 +74,13 @@ class Agent:
     def status(self):
         return AgentStatus.from_json(self.call("/status", token=None)[1])
 
-    def wait_until(self, condition, timeout=60):
+    def wait_until(self, condition, timeout=180):
         deadline = time.monotonic() + timeout
         while not condition():
             assert time.monotonic() < deadline, (self.folder / "agent.log").read_text()
             time.sleep(0.02)
 
-    def wait_for(self, phase, timeout=60):
+    def wait_for(self, phase, timeout=180):
         """Waits for a phase; one that ends the attempt otherwise fails at once, with the agent's own words."""
 
         def reached():
