@@ -104,7 +104,9 @@ class Pod:
     def steps(self) -> list[dict[str, object]]:
         """Steps of the newest attempt."""
         path = self.folder / "steps.jsonl"
-        lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        text = path.read_text() if path.exists() else ""
+        # of a line that is being written only a part may be there
+        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
         return [line for line in lines if line["attempt"] == self.attempt]
 
     def wait_for_steps(self, count: int, patience_seconds: float = 180.0) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from tests.support.steps import steps_of
 
 ROOT = Path(__file__).resolve().parents[2]
 OPERATOR_NAMESPACE = "cost-aware-training"
@@ -193,7 +194,7 @@ class Space:
         folder = Path(script("folder", "checkpoints")) / self.name
         found = [p for p in folder.glob("*/steps.jsonl") if p.parent.name.startswith(f"{self.name}-{job}-")]
         assert len(found) == 1, f"{job}: {found} in {folder}"
-        return [json.loads(line) for line in found[0].read_text().splitlines()]
+        return steps_of(found[0])
 
     def weights_made_by(self, job: str) -> dict[int, dict[str, Any]]:
         """The log's newest entry of each step: what was trained again after a restart counts once, as in the weights."""

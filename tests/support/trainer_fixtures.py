@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.support.steps import steps_of
 
 from cost_aware_trainer.contract import (
     BatchPlan,
@@ -69,12 +70,6 @@ def make_plan(data_folder, tmp_path):
     return make
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def free_ports(count):
     """The first of so many free ports in a row, below those that the kernel gives to connections: the ranks' own would take them."""
     while True:
@@ -100,7 +95,7 @@ class Run:
 
     def __init__(self, context, folder, plan, world, environment):
         folder.mkdir(parents=True)
-        self.folder, self.port = folder, free_port()
+        self.folder, self.port = folder, free_ports(1)
         self.metrics_port = free_ports(world)
         (folder / "plan.json").write_text(plan.to_json())
         arguments = ["--plan", str(folder / "plan.json"), "--steps-log", str(folder / "steps.jsonl")]
@@ -138,8 +133,7 @@ class Run:
 
     @property
     def steps(self):
-        path = self.folder / "steps.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return steps_of(self.folder / "steps.jsonl")
 
     def wait_for_step(self, step, timeout=180):
         deadline = time.monotonic() + timeout

@@ -1,154 +1,25 @@
 """The agent as the operator sees it: over HTTP, with a real torchrun."""
 
 import dataclasses
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
+from tests.support.agents import TOKEN, order_of, ranks_of
+from tests.support.steps import steps_of
 
 from cost_aware_trainer.contract import (
     EXIT_STOPPED,
     MAX_MESSAGE_BYTES,
     AgentPhase,
-    AgentStatus,
     DegreesPlan,
     Redundancy,
     Release,
-    RunOrder,
     RunResult,
 )
-
-TOKEN = "the-job's-token"
-
-
-def free_port():
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
-class Agent:
-    """A pod's agent as a process of this host."""
-
-    def __init__(self, folder, *options, index=0, rendezvous_port=None):
-        folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.port = folder, free_port()
-        self.token_file, self.rendezvous_port = folder / "token", rendezvous_port or free_port()
-        self.token_file.write_text(TOKEN + "\n")
-        command = [sys.executable, "-m", "cost_aware_trainer.agent", f"--port={self.port}", f"--run-folder={folder}"]
-        command += [f"--token-file={self.token_file}", f"--metrics-port={free_port()}", *options]
-        command += [f"--rendezvous-port={self.rendezvous_port}"]
-        environment = os.environ | {"JOB_COMPLETION_INDEX": str(index), "CATJ_JOB": "job", "CATJ_NAMESPACE": "space"}
-        self.log = (folder / "agent.log").open("w")
-        self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=subprocess.STDOUT)
-        self.wait_until(lambda: self.call("/livez")[0] == 200)
-
-    def call(self, path, body=None, token=TOKEN, headers=()):
-        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=body)
-        if token is not None:
-            request.add_header("Authorization", f"Bearer {token}")
-        for name, value in headers:
-            request.add_header(name, value)
-        try:
-            with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
-                return answer.status, answer.read()
-        except urllib.error.HTTPError as error:
-            return error.code, error.read()
-        except OSError as error:
-            return 0, str(error).encode()
-
-    def send(self, path, message):
-        return self.call(path, message.to_json().encode())[0]
-
-    @property
-    def status(self):
-        return AgentStatus.from_json(self.call("/status", token=None)[1])
-
-    def wait_until(self, condition, timeout=180):
-        deadline = time.monotonic() + timeout
-        while not condition():
-            assert time.monotonic() < deadline, (self.folder / "agent.log").read_text()
-            time.sleep(0.02)
-
-    def wait_for(self, phase, timeout=180):
-        """Waits for a phase; one that ends the attempt otherwise fails at once, with the agent's own words."""
-
-        def reached():
-            status = self.status
-            ended = status.phase in (AgentPhase.FAILED, AgentPhase.INVALID) and status.phase is not phase
-            assert not ended, (status, (self.folder / "agent.log").read_text())
-            return status.phase is phase
-
-        self.wait_until(reached, timeout)
-        return self.status
-
-    def close(self):
-        if self.process.poll() is None:
-            self.send("/release", Release(attempt=10**6, complete=True))
-            self.process.wait(20)
-        self.log.close()
-
-
-@pytest.fixture
-def start_agent(tmp_path):
-    agents = []
-
-    def start(*options, **place):
-        agents.append(Agent(tmp_path / f"pod-{len(agents)}", *options, **place))
-        return agents[-1]
-
-    yield start
-    for agent in agents:
-        agent.close()
-
-
-def order_of(agent, attempt, entry, plan=None, **changes):
-    order = RunOrder(
-        version=1,
-        namespace="space",
-        job="job",
-        attempt=attempt,
-        nodes=1,
-        ranks_per_node=1,
-        rendezvous_host="127.0.0.1",
-        entry=tuple(entry),
-        plan=plan,
-    )
-    return dataclasses.replace(order, **changes)
-
-
-@pytest.fixture
-def script(tmp_path):
-    def write(text):
-        path = tmp_path / "script.py"
-        path.write_text(text)
-        return str(path)
-
-    return write
-
-
-def ranks_of(agent):
-    """Pids of the ranks that an agent's torchrun has started."""
-    marker = f"CATJ_CONTROL_FILE={agent.folder}".encode()
-    found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
-            if marker in environment and b"\0LOCAL_RANK=" in environment:
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
 
 
 def test_only_the_bearer_of_the_current_token_can_order_and_bodies_are_bounded(start_agent):
@@ -245,10 +116,6 @@ def test_an_invalid_plan_is_reported_and_the_agent_stays_for_the_reader(start_ag
     status = agent.wait_for(AgentPhase.INVALID)
     assert "3 ranks, but 1 were started" in status.message
     assert agent.process.poll() is None
-
-
-def steps_of(path):
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 @pytest.mark.slow

@@ -10,15 +10,10 @@ import signal
 import time
 
 import pytest
-from tests.component.trainer.test_agent import (
-    AgentPhase,
-    order_of,
-    ranks_of,
-    start_agent,  # noqa: F401  a fixture
-    steps_of,
-)
+from tests.support.agents import order_of, ranks_of
+from tests.support.steps import steps_of
 
-from cost_aware_trainer.contract import DegreesPlan
+from cost_aware_trainer.contract import AgentPhase, DegreesPlan
 from cost_aware_trainer.processes import descendants
 
 SEED = int(os.environ.get("CATJ_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
@@ -29,10 +24,7 @@ CHANGES, KILLS, STEPS = 10, 5, 600
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ten_random_changes_and_five_kills_train_exactly_the_samples_of_a_run_left_alone(
-    start_agent,  # noqa: F811
-    make_plan,
-    finish,
-    tmp_path,
+    start_agent, make_plan, finish, tmp_path
 ):
     print(f"CATJ_CHAOS_SEED={SEED}")
     chooser = random.Random(SEED)

@@ -1,6 +1,5 @@
 """A user's own model, in real ranks: the example of docs/trainer.md, stopped, and gone on with under another degree."""
 
-import json
 import os
 import re
 import signal
@@ -9,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import rank_process
-from tests.support.trainer_fixtures import free_port
+from tests.support.steps import steps_of
+from tests.support.trainer_fixtures import free_ports
 
 from cost_aware_trainer.contract import AgentPhase, RunResult
 from cost_aware_trainer.samples import checksum_text, expected_checksum
@@ -26,9 +26,9 @@ class Script:
         self.folder = folder
         shared = {
             "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(free_port()),
+            "MASTER_PORT": str(free_ports(4)),
             "WORLD_SIZE": str(world),
-            "CATJ_METRICS_PORT": str(free_port()),
+            "CATJ_METRICS_PORT": str(free_ports(4)),
             "CATJ_RESULT_FILE": str(folder / "result.json"),
         }
         self.ranks = []
@@ -72,11 +72,6 @@ def start_script(forkserver, tmp_path):
         script.wait(timeout=0)
 
 
-def steps_of(folder):
-    path = folder / "steps.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def test_digits_are_learnt_and_a_run_stopped_and_resumed_under_another_degree_is_the_same_run(start_script, tmp_path):
     whole = start_script(EXAMPLE, 2, "--folder", str(tmp_path / "whole"))
     assert whole.wait() == [0, 0], whole.output
@@ -87,7 +82,7 @@ def test_digits_are_learnt_and_a_run_stopped_and_resumed_under_another_degree_is
     folder = tmp_path / "parts"
     first = start_script(EXAMPLE, 2, "--folder", str(folder))
     deadline = time.monotonic() + 120
-    while len(steps_of(folder)) < 10:
+    while len(steps_of(folder / "steps.jsonl")) < 10:
         assert time.monotonic() < deadline, first.output
         time.sleep(0.01)
     # One rank alone is told: the other must learn of it.
@@ -100,9 +95,9 @@ def test_digits_are_learnt_and_a_run_stopped_and_resumed_under_another_degree_is
     assert second.result.outcome is AgentPhase.COMPLETED
     assert second.result.samples_checksum == whole.result.samples_checksum
     assert second.accuracy > 0.95
-    losses = [[step["loss"] for step in steps_of(run)] for run in (folder, tmp_path / "whole")]
+    losses = [[step["loss"] for step in steps_of(run / "steps.jsonl")] for run in (folder, tmp_path / "whole")]
     assert losses[0] == pytest.approx(losses[1], abs=1e-3)
-    step = steps_of(tmp_path / "whole")[50]
+    step = steps_of(tmp_path / "whole" / "steps.jsonl")[50]
     assert sum(step["seconds"].values()) == pytest.approx(step["step_seconds"], rel=0.02)
     assert step["seconds"]["communication"] > 0
     assert step["bytes"]["data"] > 0

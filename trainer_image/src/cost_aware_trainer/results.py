@@ -22,6 +22,9 @@ from cost_aware_trainer.contract import (
     RunResult,
 )
 
+_LONGEST_LINE_BYTES = 2**20
+"""No line of the steps log comes near it."""
+
 
 def write_atomically(path: Path, text: str) -> None:
     """Writes a small file so that no reader ever sees a part of it."""
@@ -114,6 +117,7 @@ class StepsLog:
             return
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_half_line(self._path)
             self._file = self._path.open("a", buffering=1)
         self._file.write(json.dumps(entry) + "\n")
 
@@ -121,3 +125,15 @@ class StepsLog:
         """Closes the file."""
         if self._file:
             self._file.close()
+
+
+def _drop_half_line(path: Path) -> None:
+    """Cuts off a last line that a killed process did not finish: appended to, it would spoil the next one as well."""
+    if not path.is_file():
+        return
+    with path.open("r+b") as log:
+        end = log.seek(0, os.SEEK_END)
+        begin = log.seek(max(0, end - _LONGEST_LINE_BYTES))
+        tail = log.read()
+        if tail and not tail.endswith(b"\n"):
+            log.truncate(begin + tail.rfind(b"\n") + 1)

@@ -1,0 +1,26 @@
+"""The log of steps, which outlives the processes that write it."""
+
+import json
+
+import pytest
+
+from cost_aware_trainer.results import StepsLog
+
+
+@pytest.mark.parametrize("torn", ["", '{"step": 2, "loss": 0.27', "x" * 3])
+def test_a_line_cut_short_by_a_kill_does_not_spoil_the_next(tmp_path, torn):
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"step": 1}\n' + torn)
+    log = StepsLog(path)
+    log.write({"step": 2})
+    log.close()
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [{"step": 1}, {"step": 2}]
+
+
+def test_a_first_line_cut_short_is_dropped_too(tmp_path):
+    path = tmp_path / "steps.jsonl"
+    path.write_text('{"st')
+    log = StepsLog(path)
+    log.write({"step": 1})
+    log.close()
+    assert path.read_text() == '{"step": 1}\n'
