@@ -137,7 +137,7 @@ def test_terminated_then_killed_then_resumed_ends_as_if_undisturbed(
     second.send("/order", order_of(second, 2, entry, plan, ranks_per_node=2))
     second.wait_until(lambda: len(steps_of(log)) >= stopped.step + 20)
     os.kill(ranks_of(second)[0], signal.SIGKILL)
-    assert second.wait_for(AgentPhase.FAILED).message
+    assert "exited with -9" in second.wait_for(AgentPhase.FAILED).message
     # The same pod, the same port, at once.
     assert second.send("/order", order_of(second, 3, entry, plan, ranks_per_node=2)) == 202
     status = second.wait_for(AgentPhase.COMPLETED)
@@ -207,7 +207,7 @@ def test_later_attempts_are_forked_from_a_server_that_has_pytorch_and_end_as_if_
     _, *ranks = descendants(server[0])
     assert len(ranks) == 2
     os.kill(ranks[0], signal.SIGKILL)
-    assert agent.wait_for(AgentPhase.FAILED).message
+    assert "exited with -9" in agent.wait_for(AgentPhase.FAILED).message
     # The server is lost as well: what follows is started as the first attempt was.
     os.kill(server[0], signal.SIGKILL)
     server_file = Path(f"/proc/{server[0]}/cmdline")

@@ -25,12 +25,21 @@ def summary(*codes):
         (-15, (-15, -15, 1), 1),
         (-15, (-15,), -15),
         (-9, (-15, -9), -9),
-        (1, (1, -9), 1),
+        (1, (1, -9), -9),
+        (1, (1, -11, -9), -11),
+        (1, (1, -6), 1),
+        (-6, (-6, 1), -6),
     ],
 )
 def test_a_rank_that_torchrun_itself_terminated_is_not_named_as_the_cause(verdict, codes, named):
     message = last_error(["RuntimeError: connection closed by peer", VERDICT.format(verdict), *summary(*codes)])
     assert message == f"RuntimeError: connection closed by peer\na rank exited with {named}"
+
+
+def test_a_rank_that_torchrun_killed_for_not_ending_is_not_named_as_the_cause():
+    forced = "W1121 10:00:00 7 api.py:1044] Unable to shutdown process 11 via Signals.SIGTERM, forcefully exiting via SIGKILL"
+    message = last_error(["ValueError: no such file", forced, VERDICT.format(1), *summary(1, -9)])
+    assert message.endswith("a rank exited with 1")
 
 
 def test_leaks_that_modules_report_at_exit_do_not_push_the_cause_out_of_the_message():

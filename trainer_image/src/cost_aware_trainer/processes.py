@@ -28,8 +28,11 @@ _KILL_PATIENCE_SECONDS = 10.0
 _REAP_PATIENCE_SECONDS = 1.0
 _SETTLE_SECONDS = 1.0
 _TORCHRUN_VERDICT = re.compile(r"elastic/multiprocessing/api\.py.*failed \(exitcode: (-?\d+)\)")
-_TORCHRUN_SUMMARY = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: \d+\)")
+_TORCHRUN_SUMMARY = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
+_TORCHRUN_FORCED = re.compile(r"Unable to shutdown process (\d+) ")
 _TERMINATED = str(-signal.SIGTERM)
+_OWN_DEATHS = {str(-s) for s in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)}
+"""Signals that no rank gets for the loss of a peer, as it may get SIGABRT from NCCL's watchdog."""
 _NOISE = re.compile(r"^(nanobind: | - leaked | - \.\.\. skipped remainder|See https://nanobind)")
 """What extension modules say of themselves when a process ends; it says nothing about why it does."""
 
@@ -130,20 +133,22 @@ def last_error(lines: Iterable[str]) -> str:
         ((i, found.group(1)) for i, line in enumerate(lines) if (found := _TORCHRUN_VERDICT.search(line))), (None, "")
     )
     if verdict is not None:
-        if code == _TERMINATED:
-            code = _cause(lines[verdict:])
-        lines = [*[line for line in lines[:verdict] if line.strip()][-_MESSAGE_LINES:], f"a rank exited with {code}"]
+        cause = _cause(lines, code)
+        lines = [*[line for line in lines[:verdict] if line.strip()][-_MESSAGE_LINES:], f"a rank exited with {cause}"]
     return "\n".join(lines[-_MESSAGE_LINES - 1 :])[-_MESSAGE_CHARACTERS:]
 
 
-def _cause(summary: Iterable[str]) -> str:
-    """The exit code behind a verdict of SIGTERM.
+def _cause(lines: Sequence[str], verdict: str) -> str:
+    """The exit code of the rank that the others' ends follow from.
 
-    torchrun terminates the peers of a rank that failed, and takes what ended within one second for simultaneous: its first
-    failure may then be one that it caused itself. The summary names them all.
+    torchrun takes for its verdict the failure with the earliest whole second, which may be a peer that lost its connection to a rank
+    that was killed, or one that torchrun terminated itself. Its summary names them all, and a death of its own explains the others.
     """
-    codes = [found.group(1) for line in summary if (found := _TORCHRUN_SUMMARY.match(line))]
-    return next((code for code in codes if code != _TERMINATED), _TERMINATED)
+    ended = [(found[1], found[2]) for line in lines if (found := _TORCHRUN_SUMMARY.match(line))]
+    forced = {found[1] for line in lines if (found := _TORCHRUN_FORCED.search(line))}
+    killed = (code for code, pid in ended if code in _OWN_DEATHS and pid not in forced)
+    own = (code for code, _ in ended if code != _TERMINATED) if verdict == _TERMINATED else iter(())
+    return next(killed, None) or next(own, None) or verdict
 
 
 def kill_descendants(spared: int | None = None) -> None:
