@@ -10,22 +10,22 @@ from dataclasses import replace
 
 from cost_aware_operator.adjusting.calibration import Calibrated
 from cost_aware_operator.adjusting.candidates import (
+    CANDIDATES,
     LEAST_MARGIN,
     downtime_seconds,
     in_force,
     prediction_error,
     ranked,
 )
+from cost_aware_operator.adjusting.capacity import regrown
 from cost_aware_operator.adjusting.changes import ChangeOutcome, Kind, described, kind_of, plan_key
 from cost_aware_operator.adjusting.moving import slow_node
-from cost_aware_operator.adjusting.situation import Action, Situation, Verdict, hold, late, step_usd
+from cost_aware_operator.adjusting.situation import Action, Situation, Verdict, hold, late, step_usd, wants_time
 from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.planning.plan import Plan, plan_of
 
 WORSE = 1.02
 """Dollars of a step after a change over those before, above which it is taken back: less is noise."""
-CANDIDATES = 200
-"""Of the ranking, how many are looked at beyond those that are barred."""
 
 
 class DynamicParallelismAdjuster:
@@ -71,11 +71,21 @@ def _promise(given: Situation) -> Verdict | None:
     last = given.changes[-1] if given.changes else None
     if last is None or last.is_rollback or last.outcome is not ChangeOutcome.CHECKING:
         return None
-    if last.kind is Kind.MOVE and last.origin.nodes == last.target.nodes:
-        # a node that was left is not gone back to, and no other plan was tried
+    if last.kind is Kind.SHRINK or (last.kind is Kind.MOVE and last.origin.nodes == last.target.nodes):
+        # nodes that are gone, or a node that was left, cannot be gone back to, and no other plan was tried
         return None
-    now, before = step_usd(given), last.before_at((given.hourly_usd or 0.0) / given.plan.nodes)
-    if now <= WORSE * before or given.deadline_left_seconds is not None:
+    node_usd = (given.hourly_usd or 0.0) / given.plan.nodes
+    now, before = step_usd(given), last.before_at(node_usd)
+    if given.deadline_left_seconds is not None:
+        return None
+    if wants_time(given):
+        # dollars of a step over those of a node-second
+        if (
+            given.window is None
+            or given.window.wall_step_seconds <= WORSE * before * 3600 / node_usd / last.origin.nodes
+        ):
+            return None
+    elif now <= WORSE * before:
         return None
     text = (
         f"a step costs ${now:.3g} under {described(given.plan)}, more than the ${before:.3g} before; "
@@ -133,6 +143,8 @@ def _candidate(given: Situation) -> Verdict:
             continue
         seconds = float(columns.step_seconds[row]) + overhead
         then = seconds * target.nodes * node_usd / 3600
+        if wants_time(given) and seconds > given.window.wall_step_seconds:
+            continue
         downtime = downtime_seconds(given.changes, kind_of(given.plan, target))
         paid = downtime * max(target.nodes, given.plan.nodes) * node_usd / 3600
         saved = given.remaining_steps * (now - then) - paid
@@ -189,5 +201,5 @@ def _changed(given: Situation, target: Plan, then: float, saved: float, message:
 
 BEFORE: tuple[Callable[[Situation], Verdict | None], ...] = (_off, _samples, _price, _promise)
 """What must be clear before anything is thought about; then a node that is slow is left, if that pays."""
-AFTER: tuple[Callable[[Situation], Verdict | None], ...] = (_need, _cooldown, _known)
-"""What must be clear before other plans are searched for."""
+AFTER: tuple[Callable[[Situation], Verdict | None], ...] = (regrown, _need, _cooldown, _known)
+"""What must be clear before other plans are searched for. Nodes that were lost and are there again need no search."""

@@ -15,10 +15,12 @@ from cost_aware_operator.costs.pipeline import Schedule
 from cost_aware_operator.costs.three_d import Ranking, ThreeDParallelCostAnalyzer
 from cost_aware_operator.planning.plan import Plan
 
-PRIOR_DOWNTIME_SECONDS = {Kind.REBALANCE: 10.0, Kind.RESIZE: 60.0, Kind.MOVE: 60.0}
+PRIOR_DOWNTIME_SECONDS = {Kind.REBALANCE: 10.0, Kind.RESIZE: 60.0, Kind.MOVE: 60.0, Kind.SHRINK: 60.0}
 """Until this job has been changed once: ranks that rebuild in place, pods that come or go, and all pods made anew."""
 LEAST_MARGIN = 0.05
 """No change for a promise smaller than this share of a step's dollars, however small the model's error seems."""
+CANDIDATES = 200
+"""Of a ranking, how many plans are looked at beyond those that cannot be."""
 
 
 def layout_of(plan: Plan, global_batch: int, offer: Offer) -> Layout:

@@ -21,6 +21,8 @@ class Kind(StrEnum):
     """Another number of pods."""
     MOVE = "Move"
     """All pods made anew, none of them on a node that was slow."""
+    SHRINK = "Shrink"
+    """Fewer pods, as nodes are gone and others do not come."""
 
 
 class ChangeOutcome(StrEnum):
@@ -36,7 +38,7 @@ class ChangeOutcome(StrEnum):
     FAILED = "Failed"
     """It did not start, and the run went on under the old plan."""
     SUPERSEDED = "Superseded"
-    """The manifest was changed, or the run ended, before it could be judged."""
+    """Another change came before it could be judged."""
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,12 @@ class History:
         last = judged.last
         if last is not None and back:
             judged = judged._with_last(replace(last, outcome=ChangeOutcome.ROLLED_BACK), bar=situation.plan)
+        elif last is not None and last.is_open:
+            judged = judged._with_last(replace(last, outcome=ChangeOutcome.SUPERSEDED))
         change = Change(
             at=situation.now,
             attempt=attempt,
-            kind=kind_of(situation.plan, verdict.plan),
+            kind=verdict.kind or kind_of(situation.plan, verdict.plan),
             origin=situation.plan,
             target=verdict.plan,
             reason=verdict.message,

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from cost_aware_operator.adjusting.adjuster import DynamicParallelismAdjuster
 from cost_aware_operator.adjusting.calibration import Measured
 from cost_aware_operator.adjusting.candidates import layout_of
+from cost_aware_operator.adjusting.capacity import Shortage, without_nodes
 from cost_aware_operator.adjusting.changes import Change, Kind
 from cost_aware_operator.adjusting.history import History
 from cost_aware_operator.adjusting.situation import Action, Settings, Situation, SlowNode, Verdict, Window
@@ -22,6 +23,22 @@ from cost_aware_operator.planning.space import Space
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 MOST_WINDOWS = 100_000
 SLOW_NODE = "slow-node"
+WAIT_SECONDS = 10.0
+"""How often a run without enough nodes looks again."""
+
+
+@dataclass(frozen=True)
+class Absence:
+    """Nodes that are gone for a while, as spot capacity is."""
+
+    nodes: int
+    begin_seconds: float
+    end_seconds: float
+
+
+def gone(trace: Iterable[Absence], seconds: float) -> int:
+    """Nodes that are gone at a moment."""
+    return sum(a.nodes for a in trace if a.begin_seconds <= seconds < a.end_seconds)
 
 
 @dataclass(frozen=True)
@@ -36,7 +53,7 @@ class World:
     noise: float = 0.02
     overhead: float = 0.02
     downtime_seconds: dict[Kind, float] = field(
-        default_factory=lambda: {Kind.REBALANCE: 5.0, Kind.RESIZE: 40.0, Kind.MOVE: 45.0}
+        default_factory=lambda: {Kind.REBALANCE: 5.0, Kind.RESIZE: 40.0, Kind.MOVE: 45.0, Kind.SHRINK: 40.0}
     )
     price: Callable[[float], float] = lambda seconds: 1.0
     """Times the list price, at so many seconds into the run."""
@@ -44,6 +61,10 @@ class World:
     """Times as long as all others that the node under the pod of index 1 computes."""
     spare_nodes: int = 0
     """Nodes beyond those that the run begins on."""
+    gone: Callable[[float], int] = lambda seconds: 0
+    """How many of all these nodes are taken away, at so many seconds into the run."""
+    restart_seconds: float = 30.0
+    """From the moment that all nodes are there again to the first step."""
 
     def offer(self, listed: Offer) -> Offer:
         """The nodes as they are."""
@@ -83,45 +104,104 @@ def simulate(space: Space, plan: Plan, settings: Settings, world: World, seed: i
     Raises:
         ValueError: it would take more windows than anybody waits for.
     """
-    chance, adjuster = random.Random(seed), DynamicParallelismAdjuster()  # noqa: S311  noise, not secrets
-    listed = next((o for o in space.offers if o.name.removesuffix(" spot") in plan.instance_types), space.offers[0])
-    node_usd, clock, usd, downtime = listed.hourly_usd / 3600, 0.0, 0.0, 0.0
-    total = plan.nodes + world.spare_nodes
-    submitted_usd = 0.0
-    usual = _window(space, plan, listed, replace(world, noise=0.0), settings.window_seconds, random.Random(0))[1]  # noqa: S311
-    step_usd = usual * plan.nodes * node_usd
-    remaining, history, told = float(space.work.steps), History(), list[tuple[float, Verdict]]()
+    run = _Run(space, plan, settings, world, seed)
     for _ in range(MOST_WINDOWS):
-        seen, wall = _window(space, plan, listed, world, settings.window_seconds, chance)
-        took = min(settings.window_seconds, remaining * wall)
-        submitted_usd += took / wall * step_usd * world.price(clock)
-        clock, usd, remaining = (*_paid(world, clock, usd, took, plan.nodes * node_usd), remaining - took / wall)
-        if remaining <= 1e-9:
-            return Outcome(usd, clock, downtime, history.changes, tuple(told), plan, submitted_usd)
-        hourly = plan.nodes * node_usd * 3600 * world.price(clock)
-        now = EPOCH + timedelta(seconds=clock)
-        situation = Situation(
-            now, settings, plan, space, seen, round(remaining), hourly, history.changes, frozenset(history.barred),
-            slow=_slow(plan, world, seen), spare_nodes=max(0, total - len(plan.excluded_nodes) - plan.nodes),
-        )  # fmt: skip
-        verdict = adjuster.verdict(situation)
-        if not told or (told[-1][1].action, told[-1][1].reason) != (verdict.action, verdict.reason):
-            told.append((clock, verdict))
-        if verdict.action in (Action.CHANGE, Action.ROLL_BACK) and verdict.plan is not None:
-            history = history.begun(situation, verdict, len(history.changes) + 2)
-            kind = history.changes[-1].kind
-            pause = world.downtime_seconds[kind]
-            most = max(plan.nodes, verdict.plan.nodes) * node_usd
-            clock, usd = _paid(world, clock, usd, pause, most)
-            plan, downtime = verdict.plan, downtime + pause
-            history = history.resumed(EPOCH + timedelta(seconds=clock))
+        if run.lacks_nodes():
+            run.wait()
+        elif run.train():
+            return run.outcome()
         else:
-            history = history.judged(situation)
+            run.adjust()
     raise ValueError(f"steps: the run takes more than {MOST_WINDOWS:,} windows: write fewer steps or a longer window")
 
 
-def _paid(world: World, clock: float, usd: float, seconds: float, second_usd: float) -> tuple[float, float]:
-    return clock + seconds, usd + seconds * second_usd * world.price(clock)
+class _Run:
+    """A run's present state on the virtual clock."""
+
+    def __init__(self, space: Space, plan: Plan, settings: Settings, world: World, seed: int) -> None:
+        self.space, self.plan, self.settings, self.world = space, plan, settings, world
+        self.chance, self.adjuster = random.Random(seed), DynamicParallelismAdjuster()  # noqa: S311  noise, not secrets
+        self.listed = next(
+            (o for o in space.offers if o.name.removesuffix(" spot") in plan.instance_types), space.offers[0]
+        )
+        self.node_usd, self.total = self.listed.hourly_usd / 3600, plan.nodes + world.spare_nodes
+        usual, wall = self._measure(replace(world, noise=0.0), random.Random(0))  # noqa: S311
+        self.submitted_step_usd, self.window = wall * plan.nodes * self.node_usd, usual
+        self.clock = self.usd = self.downtime = self.submitted_usd = self.waited = 0.0
+        self.remaining, self.history = float(space.work.steps), History()
+        self.told: list[tuple[float, Verdict]] = []
+
+    def _measure(self, world: World, chance: random.Random) -> tuple[Window, float]:
+        return _window(self.space, self.plan, self.listed, world, self.settings.window_seconds, chance)
+
+    def there(self) -> int:
+        """Nodes that there are now, those that were left because they are slow not counted."""
+        return max(0, self.total - self.world.gone(self.clock) - len(self.plan.excluded_nodes))
+
+    def lacks_nodes(self) -> bool:
+        """Whether pods have no node."""
+        return self.there() < self.plan.nodes
+
+    def pay(self, seconds: float, nodes: int) -> None:
+        """Lets time pass, with so many nodes paid for."""
+        self.usd += seconds * nodes * self.node_usd * self.world.price(self.clock)
+        self.clock += seconds
+
+    def train(self) -> bool:
+        """A window of steps; whether the last step is done."""
+        if self.waited:
+            self.pay(self.world.restart_seconds, self.plan.nodes)
+            self.downtime, self.waited = self.downtime + self.waited + self.world.restart_seconds, 0.0
+        self.window, wall = self._measure(self.world, self.chance)
+        took = min(self.settings.window_seconds, self.remaining * wall)
+        self.submitted_usd += took / wall * self.submitted_step_usd * self.world.price(self.clock)
+        self.pay(took, self.plan.nodes)
+        self.remaining -= took / wall
+        return self.remaining <= 1e-9
+
+    def wait(self) -> None:
+        """Ten seconds for nodes to come, in which those that are there are paid for."""
+        held = min(self.there(), self.plan.nodes)
+        self.pay(WAIT_SECONDS, held)
+        self.waited += WAIT_SECONDS
+        short = Shortage(("pod",), self.waited, held, held * self._node_hour_usd() if held else None)
+        situation = self._situation(replace(self.window, seconds=0.0))
+        self._follow(situation, without_nodes(situation, short))
+
+    def adjust(self) -> None:
+        """Asks the adjuster, and does what it says."""
+        situation = self._situation(self.window)
+        if not self._follow(situation, self.adjuster.verdict(situation)):
+            self.history = self.history.judged(situation)
+
+    def _node_hour_usd(self) -> float:
+        return self.node_usd * 3600 * self.world.price(self.clock)
+
+    def _situation(self, seen: Window) -> Situation:
+        return Situation(
+            EPOCH + timedelta(seconds=self.clock), self.settings, self.plan, self.space, seen, round(self.remaining),
+            self.plan.nodes * self._node_hour_usd(), self.history.changes, frozenset(self.history.barred),
+            slow=_slow(self.plan, self.world, seen), spare_nodes=max(0, self.there() - self.plan.nodes),
+        )  # fmt: skip
+
+    def _follow(self, situation: Situation, verdict: Verdict) -> bool:
+        if not self.told or (self.told[-1][1].action, self.told[-1][1].reason) != (verdict.action, verdict.reason):
+            self.told.append((self.clock, verdict))
+        if verdict.action not in (Action.CHANGE, Action.ROLL_BACK) or verdict.plan is None:
+            return False
+        self.history = self.history.begun(situation, verdict, len(self.history.changes) + 2)
+        kind = self.history.changes[-1].kind
+        pause = self.world.downtime_seconds[kind]
+        nodes = verdict.plan.nodes if kind is Kind.SHRINK else max(self.plan.nodes, verdict.plan.nodes)
+        self.pay(pause, nodes)
+        self.plan, self.downtime, self.waited = verdict.plan, self.downtime + self.waited + pause, 0.0
+        self.history = self.history.resumed(EPOCH + timedelta(seconds=self.clock))
+        return True
+
+    def outcome(self) -> Outcome:
+        """How it went."""
+        changes, told = self.history.changes, tuple(self.told)
+        return Outcome(self.usd, self.clock, self.downtime, changes, told, self.plan, self.submitted_usd)
 
 
 def _window(

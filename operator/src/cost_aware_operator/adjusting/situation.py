@@ -7,8 +7,8 @@ from datetime import datetime
 from enum import StrEnum
 
 from cost_aware_operator.adjusting.calibration import Measured
-from cost_aware_operator.adjusting.changes import Change
-from cost_aware_operator.api.spec import AdjustPolicy
+from cost_aware_operator.adjusting.changes import Change, Kind
+from cost_aware_operator.api.spec import AdjustPolicy, Objective
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.planning.space import Space
 
@@ -99,6 +99,8 @@ class Verdict:
     """Whether other plans were searched for."""
     of_slow_node: Verdict | None = None
     """Why a node that is slow is not left, where there is one."""
+    kind: Kind | None = None
+    """How the plan is changed to, where the two plans do not tell."""
 
 
 def hold(reason: str, message: str) -> Verdict:
@@ -119,3 +121,8 @@ def late(given: Situation) -> bool:
     return (
         left is not None and given.window is not None and given.remaining_steps * given.window.wall_step_seconds > left
     )
+
+
+def wants_time(given: Situation) -> bool:
+    """Whether the owner asked for the fastest run, not for the cheapest."""
+    return given.space is not None and given.space.objective is Objective.TIME

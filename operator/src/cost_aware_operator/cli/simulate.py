@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import math
 from dataclasses import replace
 
 from rich.console import Console
 from rich.table import Table
 
 from cost_aware_operator.adjusting.changes import described
-from cost_aware_operator.adjusting.simulate import Outcome, World, simulate
+from cost_aware_operator.adjusting.simulate import Absence, Outcome, World, gone, simulate
 from cost_aware_operator.adjusting.situation import Settings
 from cost_aware_operator.api.spec import AdjustPolicy, JobSpec
 from cost_aware_operator.cli.manifest import ManifestError, read_spec
@@ -38,7 +39,33 @@ def add_simulation(verb: argparse.ArgumentParser) -> None:
     verb.add_argument(
         "--spare-nodes", type=int, default=0, metavar="N", help="nodes beyond those that the run starts on"
     )
+    verb.add_argument(
+        "--spot",
+        type=absence,
+        action="append",
+        default=[],
+        metavar="NODES:FROM:TO",
+        help="so many nodes are gone between two seconds of the run; may be given again",
+    )
     verb.add_argument("--seed", type=int, default=0, help="of the noise")
+
+
+def absence(text: str) -> Absence:
+    """Reads NODES:FROM:TO.
+
+    Raises:
+        ArgumentTypeError: it is something else.
+    """
+    try:
+        nodes, begin, end = text.split(":")
+        found = Absence(int(nodes), float(begin), float(end))
+    except ValueError:
+        found = Absence(0, 0.0, 0.0)
+    if found.nodes < 1 or not 0 <= found.begin_seconds < found.end_seconds < math.inf:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not NODES:FROM:TO: write for example 1:3600:7200, one node gone from second 3600 to 7200"
+        )
+    return found
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -71,6 +98,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.noise,
         straggler=arguments.straggler,
         spare_nodes=arguments.spare_nodes,
+        gone=lambda seconds: gone(arguments.spot, seconds),
     )
     try:
         static = simulate(space, plan, replace(settings_of(spec), policy=AdjustPolicy.OFF), world, arguments.seed)

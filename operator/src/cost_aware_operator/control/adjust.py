@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from cost_aware_operator.adjusting.adjuster import DynamicParallelismAdjuster
 from cost_aware_operator.adjusting.calibration import Measured
-from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, described
+from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, described, plan_key
 from cost_aware_operator.adjusting.history import History
 from cost_aware_operator.adjusting.situation import Action, Settings, Situation, Verdict, Window
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.money import current_samples, price_of
-from cost_aware_operator.control.record import Considered, RunRecord
+from cost_aware_operator.control.record import Considered, Pace, RunRecord
 from cost_aware_operator.control.slow import slow_node_of, spare_nodes
 from cost_aware_operator.ledger.blocks import Baseline
 from cost_aware_operator.observing.samples import observe
@@ -36,12 +36,11 @@ def adjusted(facts: Facts, plan: Plan) -> tuple[RunRecord, Verdict | None]:
     situation = situation_of(facts, plan)
     if situation is None:
         return record, None
+    record = _paced(record, situation)
     verdict = DynamicParallelismAdjuster().verdict(situation, _recent(facts, situation))
     if verdict.plan is not None and verdict.action in (Action.CHANGE, Action.ROLL_BACK):
-        begun = history_of(record).begun(situation, verdict, record.attempt + 1)
-        target = replace(verdict.plan, explanation=verdict.message)
-        update = {"plan": target, "baseline": record.baseline or _baseline(facts, situation)}
-        return _with(record, begun).model_copy(update=update), verdict
+        base = record.model_copy(update={"baseline": record.baseline or _baseline(facts, situation)})
+        return begun(base, situation, verdict), verdict
     record = _with(record, history_of(record).judged(situation))
     if verdict.searched:
         considered = Considered(
@@ -53,6 +52,25 @@ def adjusted(facts: Facts, plan: Plan) -> tuple[RunRecord, Verdict | None]:
         )
         record = record.model_copy(update={"considered": considered})
     return record, verdict
+
+
+def begun(record: RunRecord, situation: Situation, verdict: Verdict) -> RunRecord:
+    """The record with a change that a verdict orders.
+
+    Raises:
+        ValueError: the verdict orders nothing.
+    """
+    history = history_of(record).begun(situation, verdict, record.attempt + 1)
+    return _with(record, history).model_copy(
+        update={"plan": replace(history.changes[-1].target, explanation=verdict.message)}
+    )
+
+
+def _paced(record: RunRecord, situation: Situation) -> RunRecord:
+    window = situation.window
+    if window is None or window.seconds < situation.settings.window_seconds:
+        return record
+    return record.model_copy(update={"pace": Pace(plan=plan_key(situation.plan), window=window)})
 
 
 def _baseline(facts: Facts, situation: Situation) -> Baseline | None:
@@ -88,19 +106,9 @@ def situation_of(facts: Facts, plan: Plan) -> Situation | None:
         return None
     prices = [price_of(facts, p) for p in facts.pods if p.started_at is not None and p.ended_at is None]
     known = [p.hourly_usd for p in prices if p is not None]
-    settings = spec.efficiency
-    deadline = None
-    if spec.deadline_seconds is not None and record.started_at is not None:
-        deadline = spec.deadline_seconds - (facts.now - record.started_at).total_seconds()
     return Situation(
         now=facts.now,
-        settings=Settings(
-            settings.policy,
-            settings.threshold,
-            float(settings.window_seconds),
-            float(settings.cooldown_seconds),
-            settings.minimum_savings_usd,
-        ),
+        settings=settings_of(facts),
         plan=plan,
         space=adjusting_space(PlanInput(spec, facts.prices, facts.defaults.resources)),
         window=window_of(facts),
@@ -108,10 +116,23 @@ def situation_of(facts: Facts, plan: Plan) -> Situation | None:
         hourly_usd=sum(known) if known and len(known) == len(prices) else None,
         changes=record.changes,
         barred=frozenset(record.barred),
-        deadline_left_seconds=deadline,
+        deadline_left_seconds=deadline_left(facts),
         slow=slow_node_of(facts, plan),
         spare_nodes=spare_nodes(facts, plan),
     )
+
+
+def deadline_left(facts: Facts) -> float | None:
+    """Seconds until the run shall be done; None without a deadline."""
+    seconds, started = facts.job.spec.deadline_seconds, facts.record.started_at
+    return None if seconds is None or started is None else seconds - (facts.now - started).total_seconds()
+
+
+def settings_of(facts: Facts) -> Settings:
+    """What the manifest says of adjusting."""
+    given = facts.job.spec.efficiency
+    window, cooldown = float(given.window_seconds), float(given.cooldown_seconds)
+    return Settings(given.policy, given.threshold, window, cooldown, given.minimum_savings_usd)
 
 
 def window_of(facts: Facts) -> Window | None:

@@ -9,6 +9,7 @@ from cost_aware_operator.adjusting.changes import Kind
 from cost_aware_operator.api.spec import OnExhausted
 from cost_aware_operator.control import attempts
 from cost_aware_operator.control.adjust import adjusted, failed_change, under_way, why_given_up
+from cost_aware_operator.control.capacity import gone_on_without
 from cost_aware_operator.control.decision import Decision
 from cost_aware_operator.control.disruption import disruptions
 from cost_aware_operator.control.facts import Facts
@@ -180,8 +181,8 @@ def _finished(facts: Facts, answer: Plan | Refusal) -> Decision:
 def _fallen_back(facts: Facts, plan: Plan) -> tuple[Facts, Plan]:
     """The facts under the old plan, where a change did not start."""
     last = under_way(facts.record)
-    # pods that are to be made anew do not all end at once, and those that are left lose their peers
-    ending = last is not None and last.kind is Kind.MOVE and facts.record.attempt < last.attempt
+    # pods that are to be made anew do not all end at once, and those that are left lose their peers, as those of nodes that are gone
+    ending = last is not None and last.kind in (Kind.MOVE, Kind.SHRINK) and facts.record.attempt < last.attempt
     why = ("" if ending else attempts.why_ended(facts)) or why_given_up(facts)
     record = failed_change(facts, why) if why else None
     if record is None or record.plan is None:
@@ -197,7 +198,7 @@ def _pods(facts: Facts, plan: Plan) -> int | None:
     last = under_way(facts.record)
     if last is not None and last.kind is Kind.MOVE:
         return None
-    if last is not None:
+    if last is not None and last.kind is not Kind.SHRINK:
         return max(last.origin.nodes, last.target.nodes)
     return plan.nodes
 
@@ -234,15 +235,23 @@ def _running(facts: Facts, plan: Plan) -> Decision:
             situation = Situation(Outcome.LAUNCHING, plan=plan, message="telling the agents")
             return _decision(facts, situation, want_pods=True, tell=uids, requeue_seconds=LAUNCH_SECONDS)
         case attempts.Wait(reason, message):
-            outcome = Outcome.RESTARTING if facts.record.attempt > 0 else Outcome.STARTING
-            situation = Situation(outcome, plan=plan, reason=reason, message=message)
-            return _decision(facts, situation, want_pods=True, requeue_seconds=LAUNCH_SECONDS)
+            return _waiting(facts, plan, reason, message)
     # a user's own program may tell no steps: that torchrun runs is all that can be known
     stepping = facts.job.spec.trainer.config is None or any(s.steps > 0 for s in current_samples(facts))
     if not stepping:
         situation = Situation(Outcome.LAUNCHING, plan=plan, message="ranks are starting")
         return _decision(facts, situation, want_pods=True, requeue_seconds=LAUNCH_SECONDS)
     return _training(facts, plan)
+
+
+def _waiting(facts: Facts, plan: Plan, reason: str, message: str) -> Decision:
+    """Pods are missing, or a retry is due later. Where nodes are gone: is it time to go on without them?"""
+    outcome = Outcome.RESTARTING if facts.record.attempt > 0 else Outcome.STARTING
+    record, verdict = gone_on_without(facts, plan)
+    changed = record.changes != facts.record.changes
+    situation = Situation(outcome, plan=record.plan or plan, reason=reason, message=message, verdict=verdict)
+    facts = replace(facts, record=record)
+    return _decision(facts, situation, want_pods=True, urgent=changed, requeue_seconds=LAUNCH_SECONDS)
 
 
 def _training(facts: Facts, plan: Plan) -> Decision:
@@ -270,8 +279,11 @@ def _begun(facts: Facts, plan: Plan, members: dict[int, str]) -> tuple[Facts, Ru
     old = facts.record
     attempt = max([old.attempt, facts.job.status.attempt, *(a.attempt for a in facts.agents.values())]) + 1
     # ranks that are asked to go on otherwise did not fail, and can save before they do
-    planned = old.attempt > 0 and facts.order is not None and not carries_out(facts.job, facts.order, plan)
     last = under_way(old)
+    shrunk = last is not None and last.kind is Kind.SHRINK
+    planned = (
+        old.attempt > 0 and not shrunk and facts.order is not None and not carries_out(facts.job, facts.order, plan)
+    )
     moved = last is not None and last.kind is Kind.MOVE
     interval, why = interval_for(facts, plan, goes_on=planned)
     failed = old.attempt > 0 and not (planned or moved or old.stopped)
@@ -285,7 +297,7 @@ def _begun(facts: Facts, plan: Plan, members: dict[int, str]) -> tuple[Facts, Ru
             "members": members,
             "started_at": old.started_at or facts.now,
             "attempt_checkpoint": old.newest_checkpoint,
-            "fruitless": _fruitless(facts, planned=planned or moved),
+            "fruitless": _fruitless(facts, planned=planned or moved or shrunk),
         }
     )
     return replace(facts, record=record), run_order(facts.job, plan, attempt, drain=planned, interval_seconds=interval)

@@ -7,6 +7,7 @@ from datetime import datetime
 from pydantic import BaseModel, ConfigDict
 
 from cost_aware_operator.adjusting.changes import Change
+from cost_aware_operator.adjusting.situation import Window
 from cost_aware_operator.ledger.blocks import Baseline
 from cost_aware_operator.ledger.ledger import LedgerState
 from cost_aware_operator.planning.plan import Plan
@@ -40,6 +41,15 @@ class Saves(BaseModel):
     stall_seconds: float | None = None
 
 
+class Pace(BaseModel):
+    """What the ranks did in the newest whole window, under which plan (`plan_key`): known still when they cannot go on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    plan: str
+    window: Window
+
+
 class RunRecord(BaseModel):
     """Written before what it says is acted on: an operator that dies in between repeats the act, which is harmless.
 
@@ -48,10 +58,10 @@ class RunRecord(BaseModel):
     attempt began; `fruitless` counts attempts in a row that added none. `ended_at` is set once, when the run succeeded or,
     with `failed` (reason, message), failed. `plan` is in force as long as what the manifest asks for has the hash
     `planned_for`; `interruptions` counts attempts that were lost to failures, `interval_reason` says why the newest order
-    saves as often as it does. `drained` maps nodes that were about to end to the uid of the pod that was moved off.
-    `baseline` is how the submitted plan did until the first change. `stopped`: the newest attempt was ended by its owner or its
-    budget, which is no failure. `changes` are those that the adjuster made, oldest first, `barred` the plans (`plan_key`) that
-    broke their promise or did not start.
+    saves as often as it does. `drained` maps nodes that were about to end to the uid of the pod that was moved off. `pace` is
+    what the newest whole window measured. `baseline` is how the submitted plan did until the first change. `stopped`: the
+    newest attempt was ended by its owner or its budget, which is no failure. `changes` are those that the adjuster made,
+    oldest first, `barred` the plans (`plan_key`) that broke their promise or did not start.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -71,6 +81,7 @@ class RunRecord(BaseModel):
     barred: tuple[str, ...] = ()
     considered: Considered | None = None
     saves: Saves = Saves()
+    pace: Pace | None = None
     baseline: Baseline | None = None
     interruptions: int = 0
     stopped: bool = False

@@ -1,0 +1,144 @@
+"""Nodes that come and go: on with fewer once the wait for others has cost as much, and back when there are others again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from cost_aware_operator.adjusting.candidates import (
+    CANDIDATES,
+    LEAST_MARGIN,
+    downtime_seconds,
+    in_force,
+    ranked,
+)
+from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, described, plan_key
+from cost_aware_operator.adjusting.situation import Action, Situation, Verdict, hold, late, step_usd, wants_time
+from cost_aware_operator.api.spec import AdjustPolicy
+from cost_aware_operator.planning.plan import Plan, plan_of
+
+UNDONE = (ChangeOutcome.FAILED, ChangeOutcome.ROLLED_BACK)
+
+
+@dataclass(frozen=True)
+class Shortage:
+    """Pods that have found no node for `seconds`, while `held` others are paid for at `hourly_usd` together and cannot train."""
+
+    pods: tuple[str, ...]
+    seconds: float
+    held: int
+    hourly_usd: float | None
+
+
+def without_nodes(given: Situation, short: Shortage) -> Verdict:
+    """Whether to go on with the nodes that are left.
+
+    Nobody knows how long others take to come. If the run goes on with fewer once the wait has cost as much as the change does, both
+    together cost at most twice what the better choice in hindsight would have: the rule of ski rental (Karlin et al., Competitive
+    snoopy caching, 1988).
+    """
+    waited = f"{', '.join(short.pods)} found no node for {short.seconds:.0f} s"
+    refusal = _cannot(given, short, waited)
+    if refusal is not None:
+        return refusal
+    found = _smaller(given, short.held)
+    if found is None:
+        return hold(
+            "NoCandidate", f"{waited}; no plan on {short.held} or fewer nodes is within the manifest's bounds: it waits"
+        )
+    target, then = found
+    node_usd = (short.hourly_usd or 0.0) / short.held / 3600
+    spent = short.seconds * node_usd * short.held
+    paid = downtime_seconds(given.changes, Kind.SHRINK) * node_usd * target.nodes
+    sums = f"the wait has cost ${spent:.3g}, and going on as {described(target)} costs ${paid:.3g}"
+    if spent < paid:
+        return hold("WaitingForNodes", f"{waited}; {sums}: until then it waits")
+    saved = given.remaining_steps * (step_usd(given) - then) - paid
+    action = Action.CHANGE if given.settings.policy is AdjustPolicy.ACT else Action.RECOMMEND
+    return Verdict(action, Kind.SHRINK.value, f"{waited}; {sums}", target, then, saved, kind=Kind.SHRINK)
+
+
+def _cannot(given: Situation, short: Shortage, waited: str) -> Verdict | None:
+    if given.settings.policy is AdjustPolicy.OFF:
+        return hold("PolicyOff", f"{waited}; efficiency.policy is Off, so the run waits")
+    if given.space is None:
+        return hold("ModelUnknown", f"{waited}; without spec.model and known hardware no smaller plan can be predicted")
+    if not short.held:
+        return hold("WaitingForNodes", f"{waited}; nothing is paid for meanwhile")
+    if short.hourly_usd is None:
+        return hold("PriceUnknown", f"{waited}; without a price of the nodes no dollars can be compared")
+    last = given.changes[-1] if given.changes else None
+    if last is not None and last.outcome is ChangeOutcome.FAILED:
+        passed = (given.now - last.at).total_seconds()
+        if passed < given.settings.cooldown_seconds:
+            return hold("CoolingDown", f"{waited}; the last change, which failed, was begun only {passed:.0f} s ago")
+    return None
+
+
+def _smaller(given: Situation, nodes: int) -> tuple[Plan, float] | None:
+    """The best plan on so many nodes or fewer by the job's objective, and the dollars of one of its steps."""
+    if given.window is None or given.hourly_usd is None:
+        raise AssertionError("the caller gives both")
+    known = in_force(given, given.window.measured)
+    ranking = ranked(given, known.offer) if known is not None else None
+    if ranking is None:
+        return None
+    overhead = given.window.wall_step_seconds - given.window.measured.step_seconds
+    node_usd = given.hourly_usd / given.plan.nodes / 3600
+    fits = [row for row in range(len(ranking.columns)) if int(ranking.columns.nodes[row]) <= nodes][:CANDIDATES]
+    options = []
+    for row in fits:
+        target = plan_of(given.plan, ranking, row)
+        if plan_key(target) not in given.barred:
+            seconds = float(ranking.columns.step_seconds[row]) + overhead
+            options.append((target, seconds * target.nodes * node_usd, seconds))
+    if not options:
+        return None
+    best = min(options, key=lambda o: o[2] if wants_time(given) or late(given) else o[1])
+    return best[:2]
+
+
+def regrown(given: Situation) -> Verdict | None:
+    """Whether to go back to the plan from before nodes were lost; None while there are none for it, or it would not pay."""
+    if given.window is None or given.hourly_usd is None or given.spare_nodes is None:
+        return None
+    last = given.changes[-1] if given.changes else None
+    if last is None or (given.now - last.at).total_seconds() < given.settings.cooldown_seconds:
+        return None
+    room = given.plan.nodes + given.spare_nodes
+    origins = [c for c in _shrunk(given) if c.origin.nodes <= room and plan_key(c.origin) not in given.barred]
+    if not origins:
+        return None
+    change = max(origins, key=lambda c: c.origin.nodes)
+    target = replace(change.origin, excluded_nodes=given.plan.excluded_nodes)
+    node_usd = given.hourly_usd / given.plan.nodes / 3600
+    then, now = change.before_at(node_usd * 3600), step_usd(given)
+    seconds, wall = then / node_usd / target.nodes, given.window.wall_step_seconds
+    downtime = downtime_seconds(given.changes, Kind.RESIZE)
+    paid = downtime * target.nodes * node_usd
+    saved = given.remaining_steps * (now - then) - paid
+    nodes = f"there are nodes for {described(target)} again"
+    if wants_time(given) or late(given):
+        sooner = given.remaining_steps * (wall - seconds) - downtime
+        if seconds > wall * (1 - LEAST_MARGIN) or sooner <= 0:
+            return None
+        text = f"{nodes}: a step took {seconds:.3g} s under it and takes {wall:.3g} s now, so the run ends {sooner:.0f} s sooner"
+    else:
+        if then > now * (1 - LEAST_MARGIN) or saved <= given.settings.minimum_savings_usd:
+            return None
+        steps = f"{given.remaining_steps:,} steps x (${now:.3g} - ${then:.3g})"
+        text = f"{nodes}: {steps} - ${paid:.3g} for the change = ${saved:.3g}"
+    action = Action.CHANGE if given.settings.policy is AdjustPolicy.ACT else Action.RECOMMEND
+    return Verdict(action, Kind.RESIZE.value, text, target, then, saved)
+
+
+def _shrunk(given: Situation) -> Iterator[Change]:
+    """The changes that lost nodes and have not been made good, newest first."""
+    for change in reversed(given.changes):
+        if change.outcome in UNDONE:
+            continue
+        if change.kind is Kind.SHRINK:
+            if change.origin.nodes > given.plan.nodes:
+                yield change
+        elif change.kind is Kind.MOVE or change.target.nodes < change.origin.nodes:
+            return
