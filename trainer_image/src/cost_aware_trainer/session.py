@@ -1,8 +1,9 @@
 """Your own model in a run that can be stopped, moved, and resumed under any number of replicas. See docs/trainer.md.
 
-with TrainingSession(model, optimizer, folder=…, samples=len(images), global_samples=32, steps=500) as session:
-for x, y in session.batches(lambda indices: (images[indices], labels[indices])):
-session.step(F.cross_entropy(model(x), y, reduction="sum"))
+Example:
+    with TrainingSession(model, optimizer, folder=…, samples=len(images), global_samples=32, steps=500) as session:
+        for x, y in session.batches(lambda indices: (images[indices], labels[indices])):
+            session.step(F.cross_entropy(model(x), y, reduction="sum"))
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import logging
 import math
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
@@ -34,6 +34,7 @@ from cost_aware_trainer.metrics import RankMetrics, peak_memory_bytes
 from cost_aware_trainer.phases import PhaseClock
 from cost_aware_trainer.results import StepsLog, StopSignal, Surroundings
 from cost_aware_trainer.samples import SampleOrder, Shard, add_checksums, checksum, checksum_text
+from cost_aware_trainer.saves import PeriodicSaves
 from cost_aware_trainer.session_state import WholeChecksums, allocate_state, whole_parts
 from cost_aware_trainer.stragglers import WorkMeter, book_straggler_wait
 from cost_aware_trainer.traffic import Axis
@@ -105,8 +106,7 @@ class TrainingSession:
         self._progress = Progress()
         self._heldout_loss: float | None = None
         self._loss_sum, self._trained, self._backwards = 0.0, 0, 0
-        self._save_failure, self._stopped = "", False
-        self._saved_at_seconds = time.monotonic()
+        self._stopped = False
 
     def __enter__(self) -> Self:
         """Joins the other ranks and resumes from the newest checkpoint; a run that can never work exits with EXIT_INVALID."""
@@ -179,6 +179,7 @@ class TrainingSession:
     def _resume(self) -> None:
         """Fills model and optimizer from the newest good checkpoint, or makes all ranks begin with rank 0's weights."""
         self._checkpointer = Checkpointer(self._plan, self.ranks, self._facts)
+        self._saves = PeriodicSaves(self._checkpointer, self.ranks, self._metrics, self._plan.interval_seconds)
         self._checkpointer.check_folder()
         allocate_state(self.optimizer)
         parts = whole_parts(self.model, self.optimizer)
@@ -268,7 +269,7 @@ class TrainingSession:
         self._clock.settle()
         for seconds in self._mesh.traffic.take_seconds().values():
             self._clock.move(Phase.COMPUTE, Phase.COMMUNICATION, seconds)
-        flags = self._stop.is_set(), self._is_save_due(), self._save_has_failed()
+        flags = self._stop.is_set(), self._saves.is_due(), self._saves.has_failed()
         vote = StepVote(self._loss_sum, self._trained, 0.0, *flags, work_seconds=self._work.seconds())
         with self._clock.phase(Phase.COMMUNICATION):
             agreed = combine(self.ranks, vote)
@@ -278,7 +279,7 @@ class TrainingSession:
         total = add_checksums(self._progress.checksum, agreed.checksum)
         self._progress, self._stopped = Progress(self.step_number + 1, total, loss), agreed.wants_stop
         if agreed.save_failed:
-            self._settle_save()
+            self._saves.settle()
         is_last = self.step_number == self.steps
         if agreed.wants_stop or agreed.wants_checkpoint or is_last:
             self._save(wait=agreed.wants_stop or is_last)
@@ -320,41 +321,12 @@ class TrainingSession:
         self._heldout_loss = loss
         self._metrics.set(Metric.HELDOUT_LOSS, loss)
 
-    def _is_save_due(self) -> bool:
-        elapsed_seconds = time.monotonic() - self._saved_at_seconds
-        due = elapsed_seconds >= self._plan.interval_seconds
-        return self.ranks.is_first and due and not self._checkpointer.is_saving
-
-    def _save_has_failed(self) -> bool:
-        try:
-            self._checkpointer.poll()
-        except CheckpointError as error:
-            self._save_failure = str(error)
-            return True
-        self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
-        return False
-
     def _save(self, *, wait: bool) -> None:
         with self._clock.phase(Phase.CHECKPOINT):
-            self._settle_save()
             # Each replica's buffers, a batch norm's statistics for example, have seen its own samples only.
             self._share(self.model.buffers())
             parts = whole_parts(self.model, self.optimizer)
-            self._checkpointer.start_save(self._progress, self._surroundings.attempt, parts, WholeChecksums())
-            if wait:
-                self._settle_save()
-                self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
-        self._saved_at_seconds = time.monotonic()
-
-    def _settle_save(self) -> None:
-        """Waits until no save is under way on any rank; what failed on one of them raises on all."""
-        try:
-            self._checkpointer.wait()
-        except CheckpointError as error:
-            self._save_failure = str(error)
-        problem = self.ranks.first_problem(self._save_failure)
-        if problem:
-            raise CheckpointError(problem)
+            self._saves.save(self._progress, self._surroundings.attempt, parts, WholeChecksums(), wait=wait)
 
     def _report(self, norm: float) -> None:
         lap, progress = self._clock.lap(), self._progress

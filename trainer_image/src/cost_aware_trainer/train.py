@@ -12,14 +12,13 @@ import gc
 import json
 import logging
 import math
-import time
 from collections.abc import Callable, Iterator
 
 import numpy as np
 from torch import Tensor
 
 from cost_aware_trainer.arrangement import Arrangement
-from cost_aware_trainer.checkpoint import Checkpointer, CheckpointError, Progress
+from cost_aware_trainer.checkpoint import Checkpointer, Progress
 from cost_aware_trainer.collectives import Ranks, StepVote, combine, combine_bytes, disconnect
 from cost_aware_trainer.contract import AgentPhase, Metric, Phase, Reconfiguration, Reconfigured, RunPlan, RunResult
 from cost_aware_trainer.data import Corpus, DataError
@@ -33,6 +32,7 @@ from cost_aware_trainer.reconfigure import Carried, Stopwatch, Succession, check
 from cost_aware_trainer.redundancy import MemoryTier
 from cost_aware_trainer.results import StepsLog, Surroundings
 from cost_aware_trainer.samples import SampleOrder, add_checksums, checksum, checksum_text
+from cost_aware_trainer.saves import PeriodicSaves
 from cost_aware_trainer.stragglers import WorkMeter
 from cost_aware_trainer.streaming import open_data
 from cost_aware_trainer.traffic import PHASE_OF, Axis
@@ -95,12 +95,11 @@ class Trainer:
         self._memory = MemoryTier(plan, ranks, self._facts())
         self._progress = Progress()
         self._heldout_loss: float | None = None
-        self._save_failure = ""
         self._is_superseded = False
         self._resume()
         self._clock = PhaseClock(synchronise=ranks.synchronise, on_phase=self._beat)
         self._work = WorkMeter(self._clock)
-        self._saved_at_seconds = time.monotonic()
+        self._saves = PeriodicSaves(self._checkpointer, ranks, metrics, plan.checkpoint.interval_seconds)
 
     def _beat(self, phase: Phase) -> None:
         self._ranks.heart.beat(phase.value, self._progress.step + 1)
@@ -182,7 +181,7 @@ class Trainer:
         self._progress = Progress(step, add_checksums(self._progress.checksum, agreed.checksum), loss)
         self._is_superseded = agreed.is_ready
         if agreed.save_failed:
-            self._settle_save()
+            self._saves.settle()
         is_last = step == self._plan.steps
         if agreed.wants_stop or agreed.wants_checkpoint or is_last:
             self._save(wait=agreed.wants_stop or is_last)
@@ -204,7 +203,7 @@ class Trainer:
         # of what a rank waits for its neighbours, the schedule explains this much; the rest is the sends themselves
         bubble_seconds = arrangement.bubble_seconds(self._clock.booked(Phase.COMPUTE))
         self._clock.move(Phase.PIPELINE_COMMUNICATION, Phase.PIPELINE_BUBBLE, bubble_seconds)
-        flags = self._wants_stop(), self._is_save_due(), self._save_has_failed(), self._next_plan() is not None
+        flags = self._wants_stop(), self._saves.is_due(), self._saves.has_failed(), self._next_plan() is not None
         return StepVote(
             loss_sum,
             self._trained,
@@ -252,7 +251,7 @@ class Trainer:
         newest = Reconfiguration.from_document(self._ranks.broadcast_json(document))
         check_successor(self._plan, newest.plan, self._ranks.size)
         watch = Stopwatch(started_seconds)
-        self._settle_save()
+        self._saves.settle()
         self._memory.leave()
         watch.end("drain")
         residuals = self._arrangement.drain_residuals()
@@ -266,7 +265,7 @@ class Trainer:
         # What refers to itself in a circle would keep groups alive, and with them their threads.
         gc.collect()
         self._ranks = succession.rejoin(f"attempt-{newest.attempt}")
-        self._checkpointer.join(self._ranks)
+        self._saves.join(self._ranks, newest.plan.checkpoint.interval_seconds)
         self._memory.join(newest.plan, self._ranks)
         self._arrangement = Arrangement(newest.plan, self._ranks, self._shapes)
         watch.end("rebuild")
@@ -302,41 +301,10 @@ class Trainer:
             self._arrangement.update(norm, rate)
         return rate
 
-    def _is_save_due(self) -> bool:
-        """Rank 0's clock alone decides; not while a save is under way, which it would have to wait for."""
-        elapsed_seconds = time.monotonic() - self._saved_at_seconds
-        due = elapsed_seconds >= self._plan.checkpoint.interval_seconds
-        return self._ranks.is_first and due and not self._checkpointer.is_saving
-
-    def _save_has_failed(self) -> bool:
-        try:
-            self._checkpointer.poll()
-        except CheckpointError as error:
-            self._save_failure = str(error)
-            return True
-        self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
-        return False
-
     def _save(self, *, wait: bool) -> None:
+        arrangement = self._arrangement
         with self._clock.phase(Phase.CHECKPOINT):
-            self._settle_save()
-            arrangement = self._arrangement
-            self._checkpointer.start_save(self._progress, self._attempt, arrangement.parts(), arrangement.checksums)
-            if wait:
-                # Rank 0 writes the manifest; nobody leaves before the checkpoint exists.
-                self._settle_save()
-                self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
-        self._saved_at_seconds = time.monotonic()
-
-    def _settle_save(self) -> None:
-        """Waits until no save is under way on any rank; what failed on one of them raises on all."""
-        try:
-            self._checkpointer.wait()
-        except CheckpointError as error:
-            self._save_failure = str(error)
-        problem = self._ranks.first_problem(self._save_failure)
-        if problem:
-            raise CheckpointError(problem)
+            self._saves.save(self._progress, self._attempt, arrangement.parts(), arrangement.checksums, wait=wait)
 
     def _evaluate(self) -> None:
         with self._clock.phase(Phase.EVALUATION):
