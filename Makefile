@@ -106,6 +106,10 @@ savings: venv ## The same runs with and without the adjuster, on the cluster: wh
 bench-reconfigure: venv ## Measures changes of degrees in process, by forking and by relaunching, five of each
 	python bench/reconfigure.py
 
+.PHONY: bench-recreate
+bench-recreate: venv ## Measures the same by pods that are deleted and made anew, on the development cluster
+	python bench/recreate.py
+
 .PHONY: bench-overhead
 bench-overhead: venv ## Measures the trainer's steps against a bare DDP loop's, and the stall of a background save
 	python bench/overhead.py

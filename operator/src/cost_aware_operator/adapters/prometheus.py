@@ -11,6 +11,7 @@ from typing import Any
 
 import aiohttp
 
+from cost_aware_operator.adapters.bounded import TooLongError, read_bounded
 from cost_aware_operator.adapters.source import Answers, rank_name
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.observing.samples import RankSample, ScrapeError, sample_of
@@ -113,7 +114,7 @@ class PrometheusSource:
         try:
             async with self._session.post(self._url, data={"query": query}, timeout=self._timeout,
                                           headers={"Accept-Encoding": "identity"}) as answer:  # fmt: skip
-                body = await _bounded(answer)
+                body = await read_bounded(answer, MAX_BYTES)
                 document: Any = json.loads(body)
                 if not isinstance(document, dict) or document.get("status") != "success":
                     said = document.get("error", "") if isinstance(document, dict) else ""
@@ -122,6 +123,8 @@ class PrometheusSource:
                 ({str(k): str(v) for k, v in one["metric"].items()}, float(one["value"][0]), float(one["value"][1]))
                 for one in document["data"]["result"]
             ]
+        except TooLongError as error:
+            raise PrometheusError(str(error)) from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise PrometheusError(f"{self._url}: {error!r}") from error
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
@@ -145,13 +148,3 @@ def _sample(series: _Series | None) -> RankSample:
 
 def _whole(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdecimal() and len(text) < 10 else None
-
-
-async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
-    chunks, size = [], 0
-    async for chunk in answer.content.iter_chunked(65536):
-        size += len(chunk)
-        if size > MAX_BYTES:
-            raise PrometheusError(f"{answer.url}: the answer is larger than {MAX_BYTES} bytes")
-        chunks.append(chunk)
-    return b"".join(chunks)

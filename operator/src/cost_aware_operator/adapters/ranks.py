@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import aiohttp
 
+from cost_aware_operator.adapters.bounded import TooLongError, read_bounded
 from cost_aware_operator.adapters.source import Answers, rank_name
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.observing.samples import RankSample, ScrapeError, parse_rank
@@ -93,9 +94,11 @@ class Ranks:
             try:
                 async with self._session.get(url, timeout=self._timeout, headers=PLAIN) as answer:
                     answer.raise_for_status()
-                    return (await _bounded(answer)).decode()
+                    return (await read_bounded(answer, MAX_MESSAGE_BYTES)).decode()
             except UnicodeDecodeError:
                 raise RankUnreachableError(f"{url}: the answer is not text") from None
+            except TooLongError as error:
+                raise RankUnreachableError(str(error)) from None
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 raise RankUnreachableError(f"{url}: {error!r}") from error
 
@@ -108,20 +111,10 @@ class Ranks:
                     url, data=message.to_json(), headers=headers, timeout=self._timeout
                 ) as answer:
                     if answer.status >= 300:
-                        said = (await _bounded(answer)).decode(errors="replace")[:300]
+                        said = (await read_bounded(answer, MAX_MESSAGE_BYTES)).decode(errors="replace")[:300]
                         logger.warning("pod %s answered %s to %s: %s", pod.name, answer.status, path, said)
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 logger.info("pod %s did not hear %s: %r", pod.name, path, error)
-
-
-async def _bounded(answer: aiohttp.ClientResponse) -> bytes:
-    chunks, size = [], 0
-    async for chunk in answer.content.iter_chunked(16384):
-        size += len(chunk)
-        if size > MAX_MESSAGE_BYTES:
-            raise RankUnreachableError(f"{answer.url}: the answer is larger than {MAX_MESSAGE_BYTES} bytes")
-        chunks.append(chunk)
-    return b"".join(chunks)
 
 
 def _host(pod: PodView) -> str:
