@@ -83,6 +83,27 @@ def test_more_losses_than_copies_make_up_for_are_told_of_and_the_volume_is_used(
     assert again.result.step == STEPS
 
 
+def test_memory_is_newer_than_what_is_good_of_a_volume_whose_newest_checkpoint_is_damaged(
+    copied_plan, start_run, finish, tmp_path
+):
+    memory, volume = tmp_path / "memory", tmp_path / "disturbed"
+    plan = copied_plan("disturbed", Redundancy.REPLICA, data=2, interval_seconds=0.2)
+    first = start_run(plan, **on_nodes_of_one(memory))
+    lose(first, memory, [1])
+    oldest, *others = sorted(volume.glob("step-*"))
+    for folder in others:
+        shutil.rmtree(folder)
+    shutil.copytree(oldest, damaged := volume / f"step-{STEPS - 1:08}")
+    for file in damaged.glob("*.distcp"):
+        file.write_bytes(file.read_bytes()[:-100])
+    again = finish(plan, **on_nodes_of_one(memory))
+    resumed = again.steps[0]["step"] - 1
+    good = int(oldest.name.removeprefix("step-"))
+    assert resumed > good
+    assert f"resuming step {resumed} from memory, the volume has step {good}: ranks [1] got theirs" in again.output
+    assert again.result.step == STEPS
+
+
 def test_copies_of_another_layout_are_left_alone(copied_plan, start_run, finish, changed, tmp_path):
     from cost_aware_trainer.contract import DegreesPlan
 

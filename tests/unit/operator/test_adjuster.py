@@ -179,6 +179,16 @@ def test_a_deadline_that_would_be_missed_makes_the_run_grow() -> None:
     assert found.plan is not None
     assert found.plan.nodes > 1
     assert "deadline" in found.message
+    poor = verdict(
+        plan=single,
+        window=seen,
+        remaining_steps=1000,
+        deadline_left_seconds=left,
+        hourly_usd=NODE_USD,
+        budget_left_usd=1e-6,
+    )
+    assert (poor.action, poor.reason) == (Action.HOLD, "NoCandidate")
+    assert "the budget" in poor.message
 
 
 @settings(max_examples=30)

@@ -278,6 +278,18 @@ def test_suspended_pods_do_not_come_back_under_a_plan_that_would_be_refused() ->
     assert stopped.status.state is JobState.REJECTED
 
 
+def test_it_looks_again_at_the_moment_the_budget_is_spent() -> None:
+    # two pods at $3.06 an hour spend 1.7 ms of a dollar a second
+    spent = RECORD.model_copy(update={"ledger": LedgerState(usd={Cause.PRODUCTIVE: 5.0})})
+    probe = decide(running(given=job(budget={"totalUSD": 1000.0}), record=spent))
+    accrued = probe.record.ledger.accrued_usd
+    assert probe.requeue_seconds is not None
+    soon = decide(running(given=job(budget={"totalUSD": accrued + 2 * 3.06 / 3600}), record=spent))
+    assert soon.requeue_seconds == pytest.approx(1.0, rel=0.01)
+    late = decide(running(given=job(budget={"totalUSD": accrued + 1e-9}), record=spent))
+    assert late.requeue_seconds == 0.1
+
+
 @pytest.mark.parametrize("action", ["Suspend", "Fail"])
 def test_completion_wins_over_a_budget_that_is_spent_in_the_same_reconcile(action: str) -> None:
     given = job(budget={"totalUSD": 5.0, "onExhausted": action})

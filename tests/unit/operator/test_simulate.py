@@ -77,6 +77,27 @@ def test_it_never_flaps_and_never_costs_much_more_than_leaving_the_run_alone(
         assert acting.usd <= static.usd * (1 + 2 * noise) + switching + wrong
 
 
+@settings(max_examples=12)
+@given(
+    degrees=st.sampled_from(DEGREES),
+    network=st.floats(0.005, 5),
+    budget=st.floats(0.05, 20),
+    lost=st.integers(0, 2),
+    seed=st.integers(0, 1000),
+)
+def test_the_budget_is_never_exceeded_whatever_is_changed_and_lost(
+    degrees: tuple[int, int, int, int], network: float, budget: float, lost: int, seed: int
+) -> None:
+    plan, space = submitted(degrees)
+    world = World(network=network, gone=lambda seconds: lost if 300 <= seconds < 900 else 0)
+    static, acting = (simulate(space, plan, policy, world, seed, budget) for policy in (OFF, ACT))
+    for run in (static, acting):
+        assert run.usd <= budget + 1e-6
+        assert run.steps_left == 0 or run.usd == pytest.approx(budget)
+    if static.steps_left and not acting.changes:
+        assert acting.steps_left == static.steps_left
+
+
 def test_a_pipeline_over_a_network_a_hundred_times_too_slow_is_left() -> None:
     plan, space = submitted((1, 1, 4, 4))
     world = World(network=0.01)
@@ -106,6 +127,14 @@ def test_the_command_tells_both_runs_and_why(capsys: pytest.CaptureFixture[str],
     said = capsys.readouterr().out
     assert ended.value.code == 0
     assert "Saves" in said
+    assert "steps left" in said
+    with pytest.raises(SystemExit):
+        main(["simulate", str(file), "--spot", "1:60"])
+    assert "'1:60' is not NODES:FROM:TO: write for example 1:3600:7200" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", str(file), "--spot", "1:60:600"])
+    assert ended.value.code == 0
+    assert "found no node" in capsys.readouterr().out
     assert "efficiency" in said
     with pytest.raises(SystemExit) as ended:
         main(["simulate", str(file), "--network", "0"])

@@ -203,7 +203,8 @@ class MemoryTier:
     def resume(self, parts: list[Part], volume_step: int) -> Progress | None:
         """Fills `parts` from the newest state that the nodes hold between them, if it is newer than the volume's; else None.
 
-        Every rank must call it. What cannot be rebuilt is told of and left to the volume; `parts` are then as they were.
+        Every rank must call it. What cannot be rebuilt is told of and left to the volume; `parts` are then as they were. What is older
+        stays until `forget`.
         """
         if not self.is_on:
             return None
@@ -211,7 +212,6 @@ class MemoryTier:
         number, lost = self._newest(mine)
         if number[0] <= volume_step:
             self._say(mine, volume_step)
-            self._clear()
             return None
         state: dict[str, Tensor] = {}
         problem = ""
@@ -222,7 +222,7 @@ class MemoryTier:
         problem = self._ranks.first_problem(problem)
         if problem:
             logger.error("COPIES IN MEMORY of step %d cannot be used: %s", number[0], problem)
-            self._clear()
+            self.forget()
             return None
         for other in mine.keys() - {number}:
             # newer, but not whole, or older: neither must be taken for the one to fall back on
@@ -280,9 +280,10 @@ class MemoryTier:
             raise ReplicaError(f"{different[0]} has another shape in memory than in the plan")
         return state
 
-    def _clear(self) -> None:
+    def forget(self) -> None:
         """Forgets states that the run does not go on from: what it trains now must not be mixed with them."""
-        shutil.rmtree(self._folder, ignore_errors=True)
+        if self.is_on:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 def _as_tensors(progress: Progress) -> dict[str, Tensor]:

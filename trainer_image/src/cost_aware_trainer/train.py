@@ -33,6 +33,7 @@ from cost_aware_trainer.redundancy import MemoryTier
 from cost_aware_trainer.results import StepsLog, Surroundings
 from cost_aware_trainer.samples import SampleOrder, add_checksums, checksum, checksum_text
 from cost_aware_trainer.saves import PeriodicSaves
+from cost_aware_trainer.state import Part
 from cost_aware_trainer.stragglers import WorkMeter
 from cost_aware_trainer.streaming import open_data
 from cost_aware_trainer.traffic import PHASE_OF, Axis
@@ -115,13 +116,8 @@ class Trainer:
     def _resume(self) -> None:
         self._checkpointer.check_folder()
         arrangement = self._arrangement
-        self._checkpointer.saved_step = self._checkpointer.newest_step()
-        recalled = self._memory.resume(arrangement.parts(), self._checkpointer.saved_step)
-        if recalled:
-            self._progress = recalled
-        elif found := self._checkpointer.resume(arrangement.parts(), arrangement.checksums, self._shapes):
-            self._progress = Progress(found.step, int(found.samples_checksum, 16), found.loss)
-        else:
+        self._progress = self._recalled(arrangement.parts()) or Progress()
+        if not self._progress.step:
             self._checkpointer.saved_step = 0
             arrangement.initialise()
         step = self._progress.step
@@ -131,6 +127,21 @@ class Trainer:
         self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
         self._metrics.set(Metric.STEP, self._progress.step)
         self._metrics.set(Metric.TOTAL_STEPS, self._plan.steps)
+
+    def _recalled(self, parts: list[Part]) -> Progress | None:
+        """Fills `parts` from the newest good state, in the nodes' memory or on the volume; None where there is none."""
+        newest = self._checkpointer.saved_step = self._checkpointer.newest_step()
+        recalled = self._memory.resume(parts, newest)
+        if recalled:
+            return recalled
+        found = self._checkpointer.resume(parts, self._arrangement.checksums, self._shapes)
+        step = found.step if found else 0
+        # where the volume's newest turned out to be damaged, what is in memory may be newer than its newest good one
+        recalled = self._memory.resume(parts, step) if step < newest else None
+        if recalled:
+            return recalled
+        self._memory.forget()
+        return Progress(found.step, int(found.samples_checksum, 16), found.loss) if found else None
 
     def run(self) -> RunResult:
         """Trains until the last step or until any rank is asked to stop; a checkpoint of that step is then on disk.

@@ -20,7 +20,16 @@ from cost_aware_operator.adjusting.candidates import (
 from cost_aware_operator.adjusting.capacity import regrown
 from cost_aware_operator.adjusting.changes import ChangeOutcome, Kind, described, kind_of, plan_key
 from cost_aware_operator.adjusting.moving import slow_node
-from cost_aware_operator.adjusting.situation import Action, Situation, Verdict, hold, late, step_usd, wants_time
+from cost_aware_operator.adjusting.situation import (
+    Action,
+    Situation,
+    Verdict,
+    affordable,
+    hold,
+    late,
+    step_usd,
+    wants_time,
+)
 from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.planning.plan import Plan, plan_of
 
@@ -149,7 +158,8 @@ def _candidate(given: Situation) -> Verdict:
         paid = downtime * max(target.nodes, given.plan.nodes) * node_usd / 3600
         saved = given.remaining_steps * (now - then) - paid
         if late(given) and given.deadline_left_seconds is not None:
-            if given.remaining_steps * seconds + downtime <= given.deadline_left_seconds:
+            in_time = given.remaining_steps * seconds + downtime <= given.deadline_left_seconds
+            if in_time and affordable(given, given.remaining_steps * then + paid):
                 return _changed(
                     given,
                     target,
@@ -166,7 +176,10 @@ def _candidate(given: Situation) -> Verdict:
 def _worth(given: Situation, known: Calibrated, best: tuple[Plan, float, float, float] | None, now: float) -> Verdict:
     """The break-even gate."""
     if best is None:
-        return hold("NoCandidate", "every other plan within the manifest's bounds is barred, or misses the deadline")
+        return hold(
+            "NoCandidate",
+            "every other plan within the manifest's bounds is barred, or misses the deadline or the budget",
+        )
     target, then, saved, paid = best
     error = prediction_error(given.changes)
     margin = max(LEAST_MARGIN, error)

@@ -13,7 +13,16 @@ from cost_aware_operator.adjusting.candidates import (
     ranked,
 )
 from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, described, plan_key
-from cost_aware_operator.adjusting.situation import Action, Situation, Verdict, hold, late, step_usd, wants_time
+from cost_aware_operator.adjusting.situation import (
+    Action,
+    Situation,
+    Verdict,
+    affordable,
+    hold,
+    late,
+    step_usd,
+    wants_time,
+)
 from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.planning.plan import Plan, plan_of
 
@@ -121,6 +130,8 @@ def regrown(given: Situation) -> Verdict | None:
     if wants_time(given) or late(given):
         sooner = given.remaining_steps * (wall - seconds) - downtime
         if seconds > wall * (1 - LEAST_MARGIN) or sooner <= 0:
+            return None
+        if not affordable(given, given.remaining_steps * then + paid):
             return None
         text = f"{nodes}: a step took {seconds:.3g} s under it and takes {wall:.3g} s now, so the run ends {sooner:.0f} s sooner"
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -96,21 +97,25 @@ class Outcome:
     Dollars of a run that was never changed are no measure of a decision where prices change: a cheaper plan that takes longer meets
     prices that the other had escaped, and that nobody could know.
     """
+    steps_left: int = 0
+    """Not done, as the budget was spent first."""
 
 
-def simulate(space: Space, plan: Plan, settings: Settings, world: World, seed: int = 0) -> Outcome:
-    """A run from its first step to its last, in windows of `settings.window_seconds`.
+def simulate(
+    space: Space, plan: Plan, settings: Settings, world: World, seed: int = 0, budget_usd: float | None = None
+) -> Outcome:
+    """A run from its first step to its last, or to the end of its budget, in windows of `settings.window_seconds`.
 
     Raises:
         ValueError: it would take more windows than anybody waits for.
     """
-    run = _Run(space, plan, settings, world, seed)
+    run = _Run(space, plan, settings, world, seed, budget_usd)
     for _ in range(MOST_WINDOWS):
+        if run.is_broke() or (not run.lacks_nodes() and run.train()):
+            return run.outcome()
         if run.lacks_nodes():
             run.wait()
-        elif run.train():
-            return run.outcome()
-        else:
+        elif not run.is_broke():
             run.adjust()
     raise ValueError(f"steps: the run takes more than {MOST_WINDOWS:,} windows: write fewer steps or a longer window")
 
@@ -118,7 +123,10 @@ def simulate(space: Space, plan: Plan, settings: Settings, world: World, seed: i
 class _Run:
     """A run's present state on the virtual clock."""
 
-    def __init__(self, space: Space, plan: Plan, settings: Settings, world: World, seed: int) -> None:
+    def __init__(
+        self, space: Space, plan: Plan, settings: Settings, world: World, seed: int, budget_usd: float | None
+    ) -> None:
+        self.budget_usd = budget_usd
         self.space, self.plan, self.settings, self.world = space, plan, settings, world
         self.chance, self.adjuster = random.Random(seed), DynamicParallelismAdjuster()  # noqa: S311  noise, not secrets
         self.listed = next(
@@ -142,8 +150,18 @@ class _Run:
         """Whether pods have no node."""
         return self.there() < self.plan.nodes
 
+    def is_broke(self) -> bool:
+        """Whether the budget is spent, which stops the run."""
+        return self.budget_usd is not None and self.usd >= self.budget_usd - 1e-9
+
+    def affords(self, nodes: int) -> float:
+        """Seconds until the budget is spent on so many nodes, at the price of the moment."""
+        second_usd = nodes * self.node_usd * self.world.price(self.clock)
+        return math.inf if self.budget_usd is None or not second_usd else (self.budget_usd - self.usd) / second_usd
+
     def pay(self, seconds: float, nodes: int) -> None:
-        """Lets time pass, with so many nodes paid for."""
+        """Lets time pass, with so many nodes paid for; no longer than the budget lasts."""
+        seconds = max(0.0, min(seconds, self.affords(nodes)))
         self.usd += seconds * nodes * self.node_usd * self.world.price(self.clock)
         self.clock += seconds
 
@@ -153,7 +171,7 @@ class _Run:
             self.pay(self.world.restart_seconds, self.plan.nodes)
             self.downtime, self.waited = self.downtime + self.waited + self.world.restart_seconds, 0.0
         self.window, wall = self._measure(self.world, self.chance)
-        took = min(self.settings.window_seconds, self.remaining * wall)
+        took = max(0.0, min(self.settings.window_seconds, self.remaining * wall, self.affords(self.plan.nodes)))
         self.submitted_usd += took / wall * self.submitted_step_usd * self.world.price(self.clock)
         self.pay(took, self.plan.nodes)
         self.remaining -= took / wall
@@ -181,6 +199,7 @@ class _Run:
         return Situation(
             EPOCH + timedelta(seconds=self.clock), self.settings, self.plan, self.space, seen, round(self.remaining),
             self.plan.nodes * self._node_hour_usd(), self.history.changes, frozenset(self.history.barred),
+            budget_left_usd=None if self.budget_usd is None else self.budget_usd - self.usd,
             slow=_slow(self.plan, self.world, seen), spare_nodes=max(0, self.there() - self.plan.nodes),
         )  # fmt: skip
 
@@ -201,7 +220,8 @@ class _Run:
     def outcome(self) -> Outcome:
         """How it went."""
         changes, told = self.history.changes, tuple(self.told)
-        return Outcome(self.usd, self.clock, self.downtime, changes, told, self.plan, self.submitted_usd)
+        left = max(0, math.ceil(self.remaining - 1e-6))
+        return Outcome(self.usd, self.clock, self.downtime, changes, told, self.plan, self.submitted_usd, left)
 
 
 def _window(

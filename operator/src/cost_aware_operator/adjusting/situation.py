@@ -79,6 +79,7 @@ class Situation:
     changes: tuple[Change, ...]
     barred: frozenset[str]
     deadline_left_seconds: float | None = None
+    budget_left_usd: float | None = None
     slow: SlowNode | None = None
     """A node that holds up the others, if there is one."""
     spare_nodes: int | None = None
@@ -126,3 +127,8 @@ def late(given: Situation) -> bool:
 def wants_time(given: Situation) -> bool:
     """Whether the owner asked for the fastest run, not for the cheapest."""
     return given.space is not None and given.space.objective is Objective.TIME
+
+
+def affordable(given: Situation, usd: float) -> bool:
+    """Whether the budget has so many dollars left."""
+    return given.budget_left_usd is None or usd <= given.budget_left_usd

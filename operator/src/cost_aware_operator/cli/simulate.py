@@ -100,9 +100,10 @@ def run(arguments: argparse.Namespace) -> int:
         spare_nodes=arguments.spare_nodes,
         gone=lambda seconds: gone(arguments.spot, seconds),
     )
+    budget = spec.budget.total_usd if spec.budget is not None else None
+    off, act = (replace(settings_of(spec), policy=policy) for policy in (AdjustPolicy.OFF, AdjustPolicy.ACT))
     try:
-        static = simulate(space, plan, replace(settings_of(spec), policy=AdjustPolicy.OFF), world, arguments.seed)
-        acting = simulate(space, plan, replace(settings_of(spec), policy=AdjustPolicy.ACT), world, arguments.seed)
+        static, acting = (simulate(space, plan, given, world, arguments.seed, budget) for given in (off, act))
     except ValueError as error:
         return complain(file, error)
     _print(plan, static, acting)
@@ -122,18 +123,21 @@ def _print(plan: Plan, static: Outcome, acting: Outcome) -> None:
         console = Console(width=WIDE)
     console.print(f"Submitted: {described(plan)}", highlight=False)
     table = Table()
-    for name in ("", "dollars", "hours", "changes", "downtime s", "ends as"):
+    for name in ("", "dollars", "hours", "steps left", "changes", "downtime s", "ends as"):
         table.add_column(name, justify="left" if name in ("", "ends as") else "right")
     for name, one in (("as submitted", static), ("with the adjuster", acting)):
         table.add_row(
             name,
             f"{one.usd:,.2f}",
             f"{one.seconds / 3600:,.2f}",
+            f"{one.steps_left:,}",
             str(len(one.changes)),
             f"{one.downtime_seconds:.0f}",
             described(one.plan),
         )
     console.print(table)
+    if static.steps_left or acting.steps_left:
+        console.print("The budget is spent before the last step: raise it, or compare the steps that are left.")
     saved = 1 - acting.usd / static.usd
     console.print(f"{'Saves' if saved >= 0 else 'Loses'} {abs(saved):.1%} of ${static.usd:,.2f}", highlight=False)
     for seconds, verdict in acting.verdicts:

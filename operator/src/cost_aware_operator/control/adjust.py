@@ -10,7 +10,7 @@ from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, d
 from cost_aware_operator.adjusting.history import History
 from cost_aware_operator.adjusting.situation import Action, Settings, Situation, Verdict, Window
 from cost_aware_operator.control.facts import Facts
-from cost_aware_operator.control.money import current_samples, price_of
+from cost_aware_operator.control.money import budget_left_usd, current_samples, paid_hourly_usd
 from cost_aware_operator.control.record import Considered, Pace, RunRecord
 from cost_aware_operator.control.slow import slow_node_of, spare_nodes
 from cost_aware_operator.ledger.blocks import Baseline
@@ -104,8 +104,6 @@ def situation_of(facts: Facts, plan: Plan) -> Situation | None:
     lead = max((s for s in current_samples(facts) if s.total_steps > 0), key=lambda s: s.step, default=None)
     if spec.trainer.config is None or lead is None:
         return None
-    prices = [price_of(facts, p) for p in facts.pods if p.started_at is not None and p.ended_at is None]
-    known = [p.hourly_usd for p in prices if p is not None]
     return Situation(
         now=facts.now,
         settings=settings_of(facts),
@@ -113,10 +111,11 @@ def situation_of(facts: Facts, plan: Plan) -> Situation | None:
         space=adjusting_space(PlanInput(spec, facts.prices, facts.defaults.resources)),
         window=window_of(facts),
         remaining_steps=lead.total_steps - lead.step,
-        hourly_usd=sum(known) if known and len(known) == len(prices) else None,
+        hourly_usd=paid_hourly_usd(facts),
         changes=record.changes,
         barred=frozenset(record.barred),
         deadline_left_seconds=deadline_left(facts),
+        budget_left_usd=budget_left_usd(facts),
         slow=slow_node_of(facts, plan),
         spare_nodes=spare_nodes(facts, plan),
     )

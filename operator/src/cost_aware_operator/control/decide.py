@@ -13,7 +13,7 @@ from cost_aware_operator.control.capacity import gone_on_without
 from cost_aware_operator.control.decision import Decision
 from cost_aware_operator.control.disruption import disruptions
 from cost_aware_operator.control.facts import Facts
-from cost_aware_operator.control.money import booked, current_samples
+from cost_aware_operator.control.money import booked, budget_left_usd, current_samples, paid_hourly_usd
 from cost_aware_operator.control.saving import interval_for, saves_seen
 from cost_aware_operator.control.story import Outcome, Situation, tell_story
 from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, make_plan, planning_key, repriced
@@ -27,16 +27,29 @@ CLEARING_SECONDS = 3.0
 """How often while an object of a child's name is in the way: mostly it is a deleted job's and about to go."""
 DRAINED_KEPT = 20
 """Nodes that are remembered as drained."""
+SOONEST_SECONDS = 0.1
+"""Two looks at one job are no closer."""
 BLOCKED_SECONDS = 15.0
 """How often a rejected job is looked at: what it lacks (a volume, a price) may have appeared without an event."""
 
 
 def decide(facts: Facts) -> Decision:
     """The decision for one job."""
-    decision = _decided(facts)
+    decision = _in_time_for_the_budget(facts, _decided(facts))
     # What was planned anew must be stored before pods are made by it: once they run, the stored plan is the one in force.
     anew = decision.record.planned_for != facts.record.planned_for
     return replace(decision, urgent=True) if anew else decision
+
+
+def _in_time_for_the_budget(facts: Facts, decision: Decision) -> Decision:
+    """Looks again at the moment the budget is spent, not at the next scrape: pods are stopped then."""
+    hourly_usd, left = paid_hourly_usd(facts), budget_left_usd(replace(facts, record=decision.record))
+    if not hourly_usd or left is None or left <= 0 or decision.record.ended_at is not None:
+        return decision
+    seconds = max(left / hourly_usd * 3600, SOONEST_SECONDS)
+    if decision.requeue_seconds is not None and decision.requeue_seconds <= seconds:
+        return decision
+    return replace(decision, requeue_seconds=seconds)
 
 
 def _decided(facts: Facts) -> Decision:
@@ -63,8 +76,8 @@ def _decided(facts: Facts) -> Decision:
     if isinstance(attempts.completed(facts, answer), attempts.Complete):
         # before budget and suspension: what is done is done
         return _running(facts, answer)
-    budget = facts.job.spec.budget
-    if budget is not None and budget.total_usd is not None and record.ledger.accrued_usd >= budget.total_usd:
+    budget, left = facts.job.spec.budget, budget_left_usd(facts)
+    if budget is not None and left is not None and left <= 0:
         if budget.on_exhausted is OnExhausted.FAIL:
             return _failed(facts, answer, "BudgetExhausted", f"the budget of ${budget.total_usd:,.2f} is spent")
         return _stopped(facts, answer, Outcome.BUDGET_EXHAUSTED)

@@ -100,3 +100,18 @@ def _otherwise(facts: Facts, pod: PodView, samples: tuple[RankSample, ...]) -> C
     if stepping and (agent is None or agent.phase is AgentPhase.RUNNING):
         return Cause.IDLE
     return Cause.RESTART
+
+
+def paid_hourly_usd(facts: Facts) -> float | None:
+    """Dollars an hour of the pods that run; None where no price is known, or none runs."""
+    prices = [price_of(facts, p) for p in facts.pods if p.started_at is not None and p.ended_at is None]
+    known = [p.hourly_usd for p in prices if p is not None]
+    return sum(known) if known and len(known) == len(prices) else None
+
+
+def budget_left_usd(facts: Facts) -> float | None:
+    """What may still be spent; None without a budget."""
+    budget = facts.job.spec.budget
+    if budget is None or budget.total_usd is None:
+        return None
+    return budget.total_usd - facts.record.ledger.accrued_usd
