@@ -7,12 +7,15 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from tests.unit.operator.factories import START, facts, job, pod
+from tests.unit.operator.test_adjuster import PIPELINE, change
 from tests.unit.operator.test_decide import sample
 
 from cost_aware_operator.adapters.source import Answers
+from cost_aware_operator.adjusting.changes import Kind
 from cost_aware_operator.control.decide import decide
 from cost_aware_operator.control.gather import NODE_SECONDS, OWN_NODE_SECONDS, CachedNodes, Gatherer
 from cost_aware_operator.control.memory import Memory
+from cost_aware_operator.control.record import RunRecord
 from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.workload.views import NodeView
 
@@ -116,12 +119,19 @@ async def test_nodes_are_asked_for_no_more_often_than_their_news_is_needed() -> 
     assert api.asked == ["all", "all"]
 
 
-async def test_all_nodes_are_asked_for_only_while_a_rank_is_slow_or_a_node_cordoned() -> None:
+async def test_all_nodes_are_asked_for_only_while_a_rank_is_slow_or_a_node_cordoned_or_lost() -> None:
     api, clock, memory = Api(), Clock(), Memory("u")
     calm = NodeView("a", None, None, False)
     gathering = gatherer(Source(), clock, api)
-    assert await gathering._cluster_nodes(GIVEN, memory, [calm]) is None
+    assert await gathering._cluster_nodes(GIVEN, RunRecord(), memory, [calm]) is None
     assert api.asked == []
-    found = await gathering._cluster_nodes(GIVEN, memory, [replace(calm, unschedulable=True)])
+    found = await gathering._cluster_nodes(GIVEN, RunRecord(), memory, [replace(calm, unschedulable=True)])
     assert found is not None
     assert api.asked == ["all"]
+    clock.seconds += NODE_SECONDS + 1
+    plan = GIVEN.status.plan
+    assert plan is not None
+    now = replace(PIPELINE, nodes=plan.nodes)
+    lost = change(kind=Kind.SHRINK, origin=replace(now, nodes=plan.nodes + 1), target=now)
+    assert await gathering._cluster_nodes(GIVEN, RunRecord(changes=(lost,)), memory, [calm]) is not None
+    assert api.asked == ["all", "all"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from cost_aware_operator.adjusting.candidates import (
@@ -115,7 +115,8 @@ def regrown(given: Situation) -> Verdict | None:
     if last is None or (given.now - last.at).total_seconds() < given.settings.cooldown_seconds:
         return None
     room = given.plan.nodes + given.spare_nodes
-    origins = [c for c in _shrunk(given) if c.origin.nodes <= room and plan_key(c.origin) not in given.barred]
+    lost = nodes_lost(given.changes, given.plan.nodes)
+    origins = [c for c in lost if c.origin.nodes <= room and plan_key(c.origin) not in given.barred]
     if not origins:
         return None
     change = max(origins, key=lambda c: c.origin.nodes)
@@ -143,13 +144,13 @@ def regrown(given: Situation) -> Verdict | None:
     return Verdict(action, Kind.RESIZE.value, text, target, then, saved)
 
 
-def _shrunk(given: Situation) -> Iterator[Change]:
-    """The changes that lost nodes and have not been made good, newest first."""
-    for change in reversed(given.changes):
+def nodes_lost(changes: Sequence[Change], nodes: int) -> Iterator[Change]:
+    """The changes by which a run on so many nodes has lost some and not got them back, newest first."""
+    for change in reversed(changes):
         if change.outcome in UNDONE:
             continue
         if change.kind is Kind.SHRINK:
-            if change.origin.nodes > given.plan.nodes:
+            if change.origin.nodes > nodes:
                 yield change
         elif change.kind is Kind.MOVE or change.target.nodes < change.origin.nodes:
             return

@@ -38,7 +38,7 @@ class Facts:
 
     `pods` holds the pods that exist, `departed` those whose deletion was watched and not yet accounted. `agents` and
     `samples` are by pod uid and hold only who answered. `obstacle` names an object of a child's name that is not the job's.
-    `scrapes` is the recent history, newest last. `cluster_nodes` are looked up only while a rank is slow; None where that is not
+    `scrapes` is the recent history, newest last. `cluster_nodes` are looked up only while they may matter; None where that is not
     so, or nodes may not be listed. `unheard` are ranks without metrics, or with some that cannot be true.
     """
 

@@ -12,6 +12,7 @@ from cost_aware_operator.adapters.files import WatchedFile
 from cost_aware_operator.adapters.kubernetes import Cluster, owner_uids
 from cost_aware_operator.adapters.ranks import Ranks
 from cost_aware_operator.adapters.source import MetricsSource
+from cost_aware_operator.adjusting.capacity import nodes_lost
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.control.disruption import cordoned
 from cost_aware_operator.control.facts import Facts, MissingClaim, Unheard
@@ -140,7 +141,7 @@ class Gatherer:
             samples=dict(memory.samples),
             scrapes=tuple(memory.scrapes),
             scrape_interval_seconds=self._scrape_interval_seconds,
-            cluster_nodes=await self._cluster_nodes(job, memory, nodes.values()),
+            cluster_nodes=await self._cluster_nodes(job, record, memory, nodes.values()),
             unheard=tuple(
                 Unheard(rank, why, self._clock.monotonic() - since)
                 for rank, (since, why) in sorted(memory.unheard.items())
@@ -148,13 +149,14 @@ class Gatherer:
         )
 
     async def _cluster_nodes(
-        self, job: TrainingJob, memory: Memory, own: Iterable[NodeView]
+        self, job: TrainingJob, record: RunRecord, memory: Memory, own: Iterable[NodeView]
     ) -> tuple[NodeView, ...] | None:
-        """Where else pods could run; asked for only while a rank is slow or a node cordoned, as a list of nodes is large."""
+        """Where else pods could run; asked for only while a rank is slow, a node cordoned or one lost, as a list of nodes is large."""
         plan = job.status.plan
         if plan is None:
             return None
-        if not any(map(cordoned, own)) and not stragglers(tuple(memory.scrapes), plan.data * plan.tensor):
+        lost = any(nodes_lost(record.changes, plan.nodes))
+        if not (lost or any(map(cordoned, own)) or stragglers(tuple(memory.scrapes), plan.data * plan.tensor)):
             return None
         return await self._nodes.all(plan.instance_types)
 

@@ -48,5 +48,5 @@ def spare_nodes(facts: Facts, plan: Plan) -> int | None:
     if facts.cluster_nodes is None:
         return None
     resources = resources_of(facts.job.spec, facts.defaults.resources)
-    used = {p.node for p in facts.pods}
+    used = {p.node for p in facts.pods if p.ended_at is None}
     return sum(name not in used for name in could_take(facts.cluster_nodes, facts.job, plan, resources))
