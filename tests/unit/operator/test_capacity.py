@@ -16,7 +16,7 @@ from tests.unit.operator.test_adjuster import verdict as verdict_of
 from tests.unit.operator.test_simulate import ACT, OFF, submitted
 from tests.unit.operator.test_stragglers import NODES, scrapes, step
 
-from cost_aware_operator.adjusting.capacity import Shortage, without_nodes
+from cost_aware_operator.adjusting.capacity import LEAST_WAIT_SECONDS, Shortage, without_nodes
 from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, plan_key
 from cost_aware_operator.adjusting.history import History
 from cost_aware_operator.adjusting.simulate import Absence, World, gone, simulate
@@ -50,12 +50,14 @@ def lost(seconds: float, shortage: dict[str, Any] | None = None, **over: Any) ->
 
 
 def test_it_waits_until_the_wait_has_cost_as_much_as_going_on_with_fewer() -> None:
-    due = lost(1e6)
+    before = (change(kind=Kind.SHRINK, downtime_seconds=300.0),)
+    due = lost(1e6, changes=before)
     assert due.plan is not None
     # three nodes are paid for while it waits, those of the new plan while it starts
-    seconds = 60.0 * due.plan.nodes / 3
-    assert (lost(0.99 * seconds).action, lost(0.99 * seconds).reason) == (Action.HOLD, "WaitingForNodes")
-    found = lost(1.01 * seconds)
+    seconds = 300.0 * due.plan.nodes / 3
+    held = lost(0.99 * seconds, changes=before)
+    assert (held.action, held.reason) == (Action.HOLD, "WaitingForNodes")
+    found = lost(1.01 * seconds, changes=before)
     assert (found.action, found.reason, found.kind) == (Action.CHANGE, "Shrink", Kind.SHRINK)
     assert found.plan is not None
     assert found.plan.nodes <= 3
@@ -63,9 +65,10 @@ def test_it_waits_until_the_wait_has_cost_as_much_as_going_on_with_fewer() -> No
 
 
 def test_this_job_s_own_downtime_of_shrinking_is_what_counts_once_it_is_known() -> None:
-    own = change(kind=Kind.SHRINK, downtime_seconds=6.0)
-    assert lost(10.0, changes=(own,)).action is Action.CHANGE
-    assert lost(10.0).action is Action.HOLD
+    quick, slow = (change(kind=Kind.SHRINK, downtime_seconds=seconds) for seconds in (1.0, 6000.0))
+    assert lost(LEAST_WAIT_SECONDS, changes=(quick,)).action is Action.CHANGE
+    assert lost(LEAST_WAIT_SECONDS - 1, changes=(quick,)).action is Action.HOLD, "a scheduler takes moments"
+    assert lost(100.0, changes=(slow,)).action is Action.HOLD
 
 
 KEPT: list[tuple[str, dict[str, Any], str]] = [

@@ -26,6 +26,8 @@ from cost_aware_operator.adjusting.situation import (
 from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.planning.plan import Plan, plan_of
 
+LEAST_WAIT_SECONDS = 30.0
+"""A scheduler takes moments for a pod even where there is room; however little a change costs, these are waited for."""
 UNDONE = (ChangeOutcome.FAILED, ChangeOutcome.ROLLED_BACK)
 
 
@@ -60,8 +62,9 @@ def without_nodes(given: Situation, short: Shortage) -> Verdict:
     spent = short.seconds * node_usd * short.held
     paid = downtime_seconds(given.changes, Kind.SHRINK) * node_usd * target.nodes
     sums = f"the wait has cost ${spent:.3g}, and going on as {described(target)} costs ${paid:.3g}"
-    if spent < paid:
-        return hold("WaitingForNodes", f"{waited}; {sums}: until then it waits")
+    if spent < paid or short.seconds < LEAST_WAIT_SECONDS:
+        least = f"until then, and for {LEAST_WAIT_SECONDS:.0f} s at least, it waits"
+        return hold("WaitingForNodes", f"{waited}; {sums}: {least}")
     saved = given.remaining_steps * (step_usd(given) - then) - paid
     action = Action.CHANGE if given.settings.policy is AdjustPolicy.ACT else Action.RECOMMEND
     return Verdict(action, Kind.SHRINK.value, f"{waited}; {sums}", target, then, saved, kind=Kind.SHRINK)

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from cost_aware_operator.adjusting.changes import described
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.workload.order import carries_out
@@ -171,7 +172,7 @@ def _changed(facts: Facts, plan: Plan) -> Step | None:
     """Another plan is in force than the newest attempt was ordered for."""
     if facts.record.attempt == 0 or facts.order is None or carries_out(facts.job, facts.order, plan):
         return None
-    return Start(_members(facts, plan), f"going on as {plan.data}x{plan.tensor}x{plan.pipeline} on {plan.nodes} pods")
+    return Start(_members(facts, plan), f"going on as {described(plan)}")
 
 
 def _untold(facts: Facts, plan: Plan) -> Step | None:
