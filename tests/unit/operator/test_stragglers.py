@@ -20,7 +20,7 @@ from cost_aware_operator.adjusting.history import History
 from cost_aware_operator.adjusting.simulate import SLOW_NODE, World, simulate
 from cost_aware_operator.adjusting.situation import Action, SlowNode, Verdict
 from cost_aware_operator.api.conditions import find
-from cost_aware_operator.api.spec import AdjustPolicy
+from cost_aware_operator.api.spec import AdjustPolicy, Objective
 from cost_aware_operator.api.status import ConditionType
 from cost_aware_operator.control.decide import decide
 from cost_aware_operator.control.decision import Decision
@@ -138,6 +138,14 @@ def test_without_another_node_it_goes_on_with_fewer_where_that_is_cheaper() -> N
     assert found.plan is not None
     assert found.plan.nodes < 4
     assert found.plan.excluded_nodes == ("bad",)
+
+
+def test_with_time_as_objective_a_slow_node_is_not_left_for_longer_steps() -> None:
+    space = slowed().space
+    fast = replace(space, objective=Objective.TIME)
+    gentle = verdict(factor=1.5, spare_nodes=0, space=fast)
+    assert gentle.action is Action.HOLD
+    assert verdict(factor=1.5, spare_nodes=0, space=space).action is Action.CHANGE
 
 
 KEPT: list[tuple[str, dict[str, Any], str]] = [

@@ -6,7 +6,16 @@ from dataclasses import dataclass, replace
 
 from cost_aware_operator.adjusting.candidates import LEAST_MARGIN, downtime_seconds, in_force, prediction_error, ranked
 from cost_aware_operator.adjusting.changes import Kind, described, move_key
-from cost_aware_operator.adjusting.situation import Action, Situation, SlowNode, Verdict, hold, late, step_usd
+from cost_aware_operator.adjusting.situation import (
+    Action,
+    Situation,
+    SlowNode,
+    Verdict,
+    hold,
+    late,
+    step_usd,
+    wants_time,
+)
 from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.planning.plan import Plan, plan_of
 
@@ -116,7 +125,9 @@ def _fewer(given: Situation, slow: SlowNode) -> _Option | None:
 
 
 def _misses(given: Situation, seconds: float) -> bool:
-    """Whether a deadline that is kept now, or could be, would be missed."""
+    """Whether a deadline that is kept now, or could be, would be missed; or a step takes longer where time is the objective."""
+    if wants_time(given) and given.window is not None and seconds > given.window.wall_step_seconds:
+        return True
     left = given.deadline_left_seconds
     return left is not None and given.remaining_steps * seconds + downtime_seconds(given.changes, Kind.MOVE) > left
 
