@@ -18,7 +18,7 @@ def test_a_run_goes_on_with_the_nodes_that_are_left_and_takes_the_other_back(spa
         "ebb",
         {"min": 1, "max": 2},
         {"data": 2, "tensor": 1, "pipeline": 1},
-        trainer={"config": {"steps": 3000}},
+        trainer={"config": {"steps": 1400}},
         batch={"global": 16},
         objective="Time",
         efficiency={**QUICK, "threshold": 0.05},

@@ -69,6 +69,8 @@ def test_this_job_s_own_downtime_of_shrinking_is_what_counts_once_it_is_known() 
     assert lost(LEAST_WAIT_SECONDS, changes=(quick,)).action is Action.CHANGE
     assert lost(LEAST_WAIT_SECONDS - 1, changes=(quick,)).action is Action.HOLD, "a scheduler takes moments"
     assert lost(100.0, changes=(slow,)).action is Action.HOLD
+    assert lost(100.0, changes=(replace(slow, kind=Kind.RESIZE),)).action is Action.HOLD, "pods that come and go alike"
+    assert lost(100.0, changes=(replace(slow, kind=Kind.REBALANCE),)).action is Action.CHANGE
 
 
 KEPT: list[tuple[str, dict[str, Any], str]] = [

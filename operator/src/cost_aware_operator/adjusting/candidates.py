@@ -17,6 +17,8 @@ from cost_aware_operator.planning.plan import Plan
 
 PRIOR_DOWNTIME_SECONDS = {Kind.REBALANCE: 10.0, Kind.RESIZE: 60.0, Kind.MOVE: 60.0, Kind.SHRINK: 60.0}
 """Until this job has been changed once: ranks that rebuild in place, pods that come or go, and all pods made anew."""
+SAME_PODS = (Kind.RESIZE, Kind.SHRINK)
+"""Changes after which some pods are the same and their number is another."""
 LEAST_MARGIN = 0.05
 """No change for a promise smaller than this share of a step's dollars, however small the model's error seems."""
 CANDIDATES = 200
@@ -65,8 +67,9 @@ def ranked(given: Situation, offer: Offer) -> Ranking | None:
 
 
 def downtime_seconds(changes: tuple[Change, ...], kind: Kind) -> float:
-    """What a change of a kind takes: this job's own median, or a prior."""
-    own = [c.downtime_seconds for c in changes if c.kind is kind and c.downtime_seconds is not None]
+    """What a change of a kind takes: this job's own median, or a prior. Fewer pods take what more pods take."""
+    alike = SAME_PODS if kind in SAME_PODS else (kind,)
+    own = [c.downtime_seconds for c in changes if c.kind in alike and c.downtime_seconds is not None]
     return statistics.median(own) if own else PRIOR_DOWNTIME_SECONDS[kind]
 
 
