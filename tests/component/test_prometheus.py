@@ -75,6 +75,24 @@ async def test_the_ranks_series_become_the_same_samples_as_from_the_ranks() -> N
     assert 0 < answers.age_seconds < 2, "a sample is as old as Prometheus' last scrape"
 
 
+async def test_a_token_is_sent_and_may_be_replaced_and_one_that_is_missing_is_told_of(tmp_path: Path) -> None:
+    token, seen = tmp_path / "token", []
+
+    async def guarded(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization"))
+        return await recorded()(request)
+
+    async with serving(guarded) as url, aiohttp.ClientSession(auto_decompress=False) as session:
+        source = PrometheusSource(session, url, 2.0, token_file=token)
+        unheard = (await source.samples(JobKey("team", "gpt"), PODS, 1)).unheard
+        assert len(unheard) == 2
+        assert all("No such file" in why for why in unheard.values())
+        for text in ("first", "second"):
+            token.write_text(text + "\n")
+            assert not (await source.samples(JobKey("team", "gpt"), PODS, 1)).unheard
+    assert seen == ["Bearer first"] * 2 + ["Bearer second"] * 2
+
+
 async def test_series_of_an_older_attempt_are_dropped() -> None:
     def both(said: dict[str, Any]) -> None:
         for answer in said.values():

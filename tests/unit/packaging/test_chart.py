@@ -233,13 +233,21 @@ def written(*options: str) -> tuple[str, PodDefaults]:
 
 @needs_helm
 def test_a_prometheus_server_is_told_only_where_one_is_named() -> None:
-    def told(*options: str) -> str | None:
-        (container,) = one(render(*options), "Deployment")["spec"]["template"]["spec"]["containers"]
+    def told(*options: str) -> tuple[Settings, dict[str, Any]]:
+        pod = one(render(*options), "Deployment")["spec"]["template"]["spec"]
+        (container,) = pod["containers"]
         environment = {item["name"]: item["value"] for item in container["env"] if "value" in item}
-        return Settings.from_environment(environment).prometheus_url
+        return Settings.from_environment(environment), pod
 
-    assert told() is None
-    assert told("--set", "metricsSource.prometheusUrl=http://prometheus:9090") == "http://prometheus:9090"
+    settings, _ = told()
+    assert (settings.prometheus_url, settings.prometheus_token_file) == (None, None)
+    secret = ["--set", "metricsSource.tokenSecret.name=prometheus,metricsSource.tokenSecret.key=bearer"]
+    settings, pod = told("--set", "metricsSource.prometheusUrl=http://prometheus:9090", *secret)
+    assert settings.prometheus_url == "http://prometheus:9090"
+    (volume,) = [v for v in pod["volumes"] if v["name"] == "prometheus-token"]
+    assert volume["secret"] == {"secretName": "prometheus", "items": [{"key": "bearer", "path": "token"}]}
+    (mount,) = [m for m in pod["containers"][0]["volumeMounts"] if m["name"] == "prometheus-token"]
+    assert settings.prometheus_token_file == Path(mount["mountPath"]) / "token"
 
 
 @needs_helm

@@ -7,6 +7,7 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -45,10 +46,15 @@ class _Series:
 
 
 class PrometheusSource:
-    """A Prometheus server's instant queries. Two a job, at once, within one time limit."""
+    """A Prometheus server's instant queries. Two a job, at once, within one time limit.
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, timeout_seconds: float = 5.0) -> None:
-        self._session = session
+    `token_file` holds what is sent as a bearer token. It is read for each query, so that a token may be replaced.
+    """
+
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, timeout_seconds: float = 5.0, token_file: Path | None = None
+    ) -> None:
+        self._session, self._token_file = session, token_file
         self._url = f"{url.rstrip('/')}/api/v1/query"
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
 
@@ -105,6 +111,12 @@ class PrometheusSource:
                 found[rank].age_seconds = max(0.0, now - then)
         return found
 
+    def _headers(self) -> dict[str, str]:
+        headers = {"Accept-Encoding": "identity"}
+        if self._token_file is not None:
+            headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
+        return headers
+
     async def _query(self, query: str) -> list[tuple[Mapping[str, str], float, float]]:
         """Labels, time of evaluation and value of each element.
 
@@ -112,8 +124,10 @@ class PrometheusSource:
             PrometheusError: no answer in time, one too large, or one that is none.
         """
         try:
-            async with self._session.post(self._url, data={"query": query}, timeout=self._timeout,
-                                          headers={"Accept-Encoding": "identity"}) as answer:  # fmt: skip
+            headers = await asyncio.to_thread(self._headers)
+            async with self._session.post(
+                self._url, data={"query": query}, timeout=self._timeout, headers=headers
+            ) as answer:
                 body = await read_bounded(answer, MAX_BYTES)
                 document: Any = json.loads(body)
                 if not isinstance(document, dict) or document.get("status") != "success":

@@ -63,7 +63,9 @@ class Operator:
         self._api = api
         self._ranks = Ranks(session, settings.scrape_concurrency)
         self._source: MetricsSource = (
-            PrometheusSource(session, settings.prometheus_url) if settings.prometheus_url is not None else self._ranks
+            PrometheusSource(session, settings.prometheus_url, token_file=settings.prometheus_token_file)
+            if settings.prometheus_url is not None
+            else self._ranks
         )
 
     async def lead(self) -> None:

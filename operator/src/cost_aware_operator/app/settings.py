@@ -33,6 +33,8 @@ class Settings:
     scrape_concurrency: int
     prometheus_url: str | None
     """A server that is asked for the ranks' metrics; None: the ranks are."""
+    prometheus_token_file: Path | None
+    """What it is sent as a bearer token."""
     workers: int
     port: int
     log_level: str
@@ -45,6 +47,7 @@ class Settings:
             SettingsError: a variable has an impossible value.
         """
         prices, defaults = environment.get("CATJ_PRICES_FILE"), environment.get("CATJ_POD_DEFAULTS_FILE")
+        token = environment.get("CATJ_PROMETHEUS_TOKEN_FILE")
         return cls(
             namespace=environment.get("CATJ_OPERATOR_NAMESPACE", "default"),
             identity=environment.get("CATJ_POD_NAME") or socket.gethostname(),
@@ -56,6 +59,7 @@ class Settings:
             scrape_interval_seconds=_seconds(environment, "CATJ_SCRAPE_INTERVAL_SECONDS", 5.0),
             scrape_concurrency=_positive(environment, "CATJ_SCRAPE_CONCURRENCY", 64),
             prometheus_url=_url(environment, "CATJ_PROMETHEUS_URL"),
+            prometheus_token_file=Path(token) if token else None,
             workers=_positive(environment, "CATJ_WORKERS", 8),
             port=_positive(environment, "CATJ_PORT", 8080),
             log_level=environment.get("CATJ_LOG_LEVEL", "INFO").upper(),
