@@ -10,23 +10,22 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 from cost_aware_operator.api.spec import CapacityType, JobSpec, Redundancy
-from cost_aware_operator.api.units import quantity
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.combinations import Offer
 from cost_aware_operator.costs.hardware import HardwareError
 from cost_aware_operator.costs.layout import Recompute, Sharding, pipeline_schedule
 from cost_aware_operator.costs.pipeline import Schedule
 from cost_aware_operator.costs.predict import usable_gib
-from cost_aware_operator.costs.prices import PriceBook
 from cost_aware_operator.costs.three_d import Ranking, ThreeDParallelCostAnalyzer
 from cost_aware_operator.planning import report
 from cost_aware_operator.planning.buckets import bucket_mib
+from cost_aware_operator.planning.checks import PlanInput as PlanInput
+from cost_aware_operator.planning.checks import Refusal as Refusal
+from cost_aware_operator.planning.checks import abilities_of, node_counts, refused
 from cost_aware_operator.planning.space import (
     FREE_CPU_MEMORY_GIB,
-    Abilities,
     PlanError,
     Space,
     gpus_of_pod,
@@ -35,15 +34,8 @@ from cost_aware_operator.planning.space import (
     ranks_per_node_of,
     resources_of,
     space_of,
-    unknown_instance_type,
 )
 
-OWN_PROGRAM = Abilities((Sharding.DDP,), (Recompute.NONE,), (Schedule.ONE_F_ONE_B,), splits_model=False)
-"""What a user's own program is taken to run: data parallelism, unless its manifest says more."""
-TRAINER = Abilities(
-    schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED), filled_pipelines=True, whole_vocabulary_shards=True
-)
-"""What the bundled trainer runs. Its zero-bubble schedules do without sharding and recompute, and are left to be asked for."""
 NODE_HOUR_USD = 1.0
 """A price for nodes of which none is known: then the fewest node-hours win, and no dollars are told."""
 ALTERNATIVES = 5
@@ -107,29 +99,11 @@ class Plan:
         return self.nodes * self.ranks_per_node
 
 
-@dataclass(frozen=True)
-class Refusal:
-    """Why no plan exists: a condition's reason, and a message with the field, what was wrong and what to write instead."""
-
-    reason: str
-    message: str
-
-
-@dataclass(frozen=True)
-class PlanInput:
-    """All that a plan depends on."""
-
-    spec: JobSpec
-    prices: PriceBook
-    default_resources: Mapping[str, Any] | None = None
-
-
 def make_plan(given: PlanInput) -> Plan | Refusal:
     """The best plan, or why there is none. Checks run in this order; the first that fails is the answer."""
-    for check in (_check_instance_types, _check_resources, _check_degrees, _check_batch):
-        refusal = check(given)
-        if refusal is not None:
-            return refusal
+    refusal = refused(given)
+    if refusal is not None:
+        return refusal
     try:
         space = operator_space(given)
         if space is None:
@@ -178,7 +152,7 @@ def operator_space(given: PlanInput) -> Space | None:
     resources = resources_of(spec, given.default_resources)
     if spec.model is None or (gpus_of_pod(resources) and not spec.nodes.instance_types):
         return None
-    abilities = _abilities(spec)
+    abilities = abilities_of(spec)
     try:
         space = space_of(spec, given.prices, given.default_resources, abilities)
     except PlanError as error:
@@ -191,10 +165,6 @@ def operator_space(given: PlanInput) -> Space | None:
         free = spec.model_copy(update={"budget": None})
         space = space_of(free, given.prices, given.default_resources, abilities, offers=offers)
     return replace(space, bounds=replace(space.bounds, budget_usd=None))
-
-
-def _abilities(spec: JobSpec) -> Abilities:
-    return TRAINER if spec.trainer.config is not None and spec.model is not None else OWN_PROGRAM
 
 
 def _unpriced_offers(spec: JobSpec, resources: Mapping[str, Mapping[str, str]]) -> tuple[Offer, ...] | None:
@@ -304,22 +274,10 @@ def _explanation(given: PlanInput, space: Space, best: report.RankedPlan) -> str
     return "; ".join(parts) + "."
 
 
-def _node_counts(given: PlanInput) -> list[int]:
-    """Node counts whose ranks, with the micro-batch where it is given, divide the batch; smallest first."""
-    spec = given.spec
-    ranks, micro = ranks_per_node_of(spec, given.default_resources), spec.batch.micro or 1
-    degrees = spec.parallelism
-    model = (degrees.tensor or 1) * (degrees.pipeline or 1) if degrees is not None else 1
-    wanted = degrees.data if degrees is not None else None
-    counts = range(spec.nodes.min, spec.nodes.max + 1)
-    data = {n: n * ranks // model for n in counts if n * ranks % model == 0}
-    return [n for n, d in data.items() if spec.batch.global_ % (d * micro) == 0 and wanted in (None, d)]
-
-
 def _fewest_nodes(given: PlanInput) -> Plan | Refusal:
     """Without a model or hardware to predict from: the fewest nodes, and the largest micro-batch up to 64 that divides."""
     spec = given.spec
-    nodes = _node_counts(given)[0]
+    nodes = node_counts(given)[0]
     ranks = ranks_per_node_of(spec, given.default_resources)
     degrees = spec.parallelism
     tensor, pipeline = (degrees.tensor or 1, degrees.pipeline or 1) if degrees is not None else (1, 1)
@@ -352,69 +310,3 @@ def _hourly_usd(given: PlanInput, instance_types: tuple[str, ...], nodes: int, *
     prices = [given.prices.price(name, spot=spot) for name in instance_types]
     known = [p.hourly_usd for p in prices if p is not None]
     return max(known) * nodes if known and len(known) == len(prices) else None
-
-
-def _check_instance_types(given: PlanInput) -> Refusal | None:
-    for i, name in enumerate(given.spec.nodes.instance_types):
-        if not given.prices.knows(name):
-            where = f"spec.nodes.instanceTypes[{i}]"
-            return Refusal("UnknownInstanceType", unknown_instance_type(where, name, given.prices))
-    return None
-
-
-def _check_resources(given: PlanInput) -> Refusal | None:
-    for kind in ("requests", "limits"):
-        for name, value in resources_of(given.spec, given.default_resources).get(kind, {}).items():
-            try:
-                number = quantity(value)
-            except ValueError as error:
-                return Refusal("InvalidResources", f"spec.template.resources.{kind}.{name}: {error}")
-            if number < 0:
-                return Refusal(
-                    "InvalidResources",
-                    f"spec.template.resources.{kind}.{name}: {value!r} is negative; write a positive one",
-                )
-    return None
-
-
-def _check_degrees(given: PlanInput) -> Refusal | None:
-    spec = given.spec
-    degrees = spec.parallelism
-    if degrees is None or degrees.data is None:
-        return None
-    open_degrees = [n for n in ("tensor", "pipeline") if getattr(degrees, n) is None]
-    product, ranks = degrees.product_of_given, ranks_per_node_of(spec, given.default_resources)
-    possible = [n * ranks for n in range(spec.nodes.min, spec.nodes.max + 1)]
-    splits = bool(open_degrees) and _abilities(spec).splits_model
-    if product in possible or (splits and any(p % product == 0 for p in possible)):
-        return None
-    nearest = max(1, min(possible, key=lambda r: abs(r - product)) * degrees.data // product)
-    return Refusal(
-        "DegreesMismatch",
-        f"spec.parallelism: the product of the degrees is {product}, but spec.nodes gives {possible[0]}"
-        + (f" to {possible[-1]}" if len(possible) > 1 else "")
-        + f" ranks in steps of {ranks}: write data: {nearest}, or change spec.nodes",
-    )
-
-
-def _check_batch(given: PlanInput) -> Refusal | None:
-    spec = given.spec
-    degrees = spec.parallelism
-    tensor, pipeline = (degrees.tensor, degrees.pipeline) if degrees is not None else (None, None)
-    fixed = not _abilities(spec).splits_model or (tensor is not None and pipeline is not None)
-    data = degrees.data if degrees is not None else None
-    micro = spec.batch.micro or 1
-    if _node_counts(given) or (not fixed and data is None and spec.batch.global_ % micro == 0):
-        return None
-    ranks = ranks_per_node_of(spec, given.default_resources)
-    replicas = data or max(1, spec.nodes.min * ranks // ((tensor or 1) * (pipeline or 1)))
-    unit = replicas * micro
-    if spec.batch.global_ % unit == 0 and not fixed:
-        return None
-    nearest = max(unit, round(spec.batch.global_ / unit) * unit)
-    return Refusal(
-        "BatchNotDivisible",
-        f"spec.batch.global: {spec.batch.global_} is not divisible by data x batch.micro for any node count from "
-        f"{spec.nodes.min} to {spec.nodes.max} ({ranks} ranks a node, micro-batch {micro}): "
-        f"write {nearest}, or change spec.nodes or spec.batch.micro",
-    )
