@@ -107,6 +107,9 @@ def test_an_attempt_that_added_a_checkpoint_is_not_fruitless() -> None:
     assert decide(running(agents=ended)).record.fruitless == 1
     saved = {f"pod-{i}": (sample(i, 40, checkpoint_step=30),) for i in range(2)}
     assert decide(running(agents=ended, samples=saved)).record.fruitless == 0
+    # from a copy in memory, so that the attempt before it had saved one
+    recalled = {f"pod-{i}": (sample(i, 40, checkpoint_step=0, resumed_step=20),) for i in range(2)}
+    assert decide(running(agents=ended, samples=recalled)).record.fruitless == 0
 
 
 def test_efficiency_under_the_threshold_is_told_with_the_largest_loss() -> None:

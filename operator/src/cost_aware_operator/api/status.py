@@ -160,7 +160,7 @@ class ProgressStatus(ApiModel):
     heldout_loss: float | None = None
     """Loss on the held-out split, nats per token."""
     checkpoint_step: int | None = None
-    """The step of the newest complete checkpoint."""
+    """The step of the newest state that a run would go on from: a complete checkpoint, or what ranks found in their nodes' memory."""
     tokens_per_second: float | None = None
     """Measured over the last scrapes."""
     estimated_remaining_seconds: float | None = None

@@ -127,7 +127,9 @@ def _plan_or_refusal(facts: Facts) -> Plan | Refusal:
 
 
 def _newest_checkpoint(facts: Facts) -> int:
-    seen = [s.checkpoint_step for s in current_samples(facts) if s.checkpoint_step is not None]
+    """The newest step that a run is known to go on from; what ranks have resumed from was saved, if only in their nodes' memory."""
+    samples = current_samples(facts)
+    seen = [step for s in samples for step in (s.checkpoint_step, s.resumed_step) if step is not None]
     ended = [
         a.result.step for a in facts.agents.values() if a.result is not None and a.phase is AgentPhase.CHECKPOINTED
     ]
