@@ -126,12 +126,21 @@ def test_it_goes_back_when_there_are_nodes_again_and_that_pays() -> None:
     assert found.plan is not None
     assert plan_key(found.plan) == plan_key(WIDE)
     assert "there are nodes for 4x1x1 on 4 nodes" in found.message
+    assert later(shrunk(1.5), space=bounded(max_hourly_usd=4 * USD)).action is Action.CHANGE
     excluded = later(shrunk(1.5), plan=replace(SMALL, excluded_nodes=("bad",))).plan
     assert excluded is not None
     assert excluded.excluded_nodes == ("bad",)
 
 
+def bounded(**over: Any) -> Any:
+    space = situation().space
+    assert space is not None
+    return replace(space, bounds=replace(space.bounds, **over))
+
+
 STAYS: list[tuple[str, Verdict]] = [
+    ("fewer nodes are allowed now", later(shrunk(1.5), space=bounded(nodes_max=3))),
+    ("fewer dollars an hour are allowed now", later(shrunk(1.5), space=bounded(max_hourly_usd=3.9 * USD))),
     ("too few nodes", later(shrunk(1.5), spare_nodes=4 - SMALL.nodes - 1)),
     ("nodes may not be listed", later(shrunk(1.5), spare_nodes=None)),
     ("no dearer now", later(shrunk(1.01))),

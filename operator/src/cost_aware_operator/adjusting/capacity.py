@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -119,7 +120,8 @@ def regrown(given: Situation) -> Verdict | None:
         return None
     room = given.plan.nodes + given.spare_nodes
     lost = nodes_lost(given.changes, given.plan.nodes)
-    origins = [c for c in lost if c.origin.nodes <= room and plan_key(c.origin) not in given.barred]
+    most = min(room, _nodes_allowed(given))
+    origins = [c for c in lost if c.origin.nodes <= most and plan_key(c.origin) not in given.barred]
     if not origins:
         return None
     change = max(origins, key=lambda c: c.origin.nodes)
@@ -145,6 +147,15 @@ def regrown(given: Situation) -> Verdict | None:
         text = f"{nodes}: {steps} - ${paid:.3g} for the change = ${saved:.3g}"
     action = Action.CHANGE if given.settings.policy is AdjustPolicy.ACT else Action.RECOMMEND
     return Verdict(action, Kind.RESIZE.value, text, target, then, saved)
+
+
+def _nodes_allowed(given: Situation) -> int:
+    """By the manifest of today, which may have been changed since: its most nodes, and its most dollars an hour."""
+    if given.space is None or given.hourly_usd is None:
+        return 0
+    bounds, node_usd = given.space.bounds, given.hourly_usd / given.plan.nodes
+    dear = math.inf if bounds.max_hourly_usd is None else bounds.max_hourly_usd / node_usd
+    return int(min(bounds.nodes_max, dear + 1e-9))
 
 
 def nodes_lost(changes: Sequence[Change], nodes: int) -> Iterator[Change]:
