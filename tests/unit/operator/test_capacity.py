@@ -24,7 +24,7 @@ from cost_aware_operator.adjusting.situation import Action, Verdict
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.spec import AdjustPolicy, Objective
 from cost_aware_operator.api.status import ConditionType
-from cost_aware_operator.control.decide import decide
+from cost_aware_operator.control.decide import SHORT_SECONDS, decide
 from cost_aware_operator.control.decision import Decision
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.record import Pace, RunRecord
@@ -217,6 +217,7 @@ def test_a_run_without_a_node_goes_on_with_fewer_pods_and_counts_as_interrupted_
     given = left_alone(30.0)
     decision = decide(given)
     assert adjusting(decision) == ("False", "WaitingForNodes")
+    assert decision.requeue_seconds == SHORT_SECONDS, "each look is a search"
     assert decision.pods == 2
     given, decision = step(left_alone(200.0), decision)
     assert adjusting(decision) == ("True", "Shrink")

@@ -53,6 +53,8 @@ def without_nodes(given: Situation, short: Shortage) -> Verdict:
     refusal = _cannot(given, short, waited)
     if refusal is not None:
         return refusal
+    if short.seconds < LEAST_WAIT_SECONDS:
+        return hold("WaitingForNodes", f"{waited}; for {LEAST_WAIT_SECONDS:.0f} s it waits in any case")
     found = _smaller(given, short.held)
     if found is None:
         return hold(
@@ -63,9 +65,8 @@ def without_nodes(given: Situation, short: Shortage) -> Verdict:
     spent = short.seconds * node_usd * short.held
     paid = downtime_seconds(given.changes, Kind.SHRINK) * node_usd * target.nodes
     sums = f"the wait has cost ${spent:.3g}, and going on as {described(target)} costs ${paid:.3g}"
-    if spent < paid or short.seconds < LEAST_WAIT_SECONDS:
-        least = f"until then, and for {LEAST_WAIT_SECONDS:.0f} s at least, it waits"
-        return hold("WaitingForNodes", f"{waited}; {sums}: {least}")
+    if spent < paid:
+        return hold("WaitingForNodes", f"{waited}; {sums}: until then it waits")
     saved = given.remaining_steps * (step_usd(given) - then) - paid
     action = Action.CHANGE if given.settings.policy is AdjustPolicy.ACT else Action.RECOMMEND
     return Verdict(action, Kind.SHRINK.value, f"{waited}; {sums}", target, then, saved, kind=Kind.SHRINK)

@@ -23,6 +23,8 @@ from cost_aware_trainer.contract import AgentPhase, RunOrder
 
 LAUNCH_SECONDS = 1.0
 """How often while an attempt is being started or ends: every second of it is paid for."""
+SHORT_SECONDS = 5.0
+"""How often while pods wait for nodes."""
 CLEARING_SECONDS = 3.0
 """How often while an object of a child's name is in the way: mostly it is a deleted job's and about to go."""
 DRAINED_KEPT = 20
@@ -266,7 +268,9 @@ def _waiting(facts: Facts, plan: Plan, reason: str, message: str) -> Decision:
     changed = record.changes != facts.record.changes
     situation = Situation(outcome, plan=record.plan or plan, reason=reason, message=message, verdict=verdict)
     facts = replace(facts, record=record)
-    return _decision(facts, situation, want_pods=True, urgent=changed, requeue_seconds=LAUNCH_SECONDS)
+    # each look at other plans is a search; a pod that finds a node after all is an event
+    requeue = SHORT_SECONDS if verdict is not None and not changed else LAUNCH_SECONDS
+    return _decision(facts, situation, want_pods=True, urgent=changed, requeue_seconds=requeue)
 
 
 def _training(facts: Facts, plan: Plan) -> Decision:
