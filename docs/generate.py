@@ -76,7 +76,7 @@ CONDITIONS = (
     ("Disrupted", "False", "NoDisruption", "No node under a pod is about to end any more."),
     ("Adjusting", "True", "Rebalance", "The run goes on under other degrees, on the same pods."),
     ("Adjusting", "True", "Resize", "The run goes on with another number of pods."),
-    ("Adjusting", "True", "Move", "All pods are made anew, none of them on a node that was slow."),
+    ("Adjusting", "True", "Move", "All pods are made anew: none of them on a node that was slow, or all on nodes of another type."),
     ("Adjusting", "True", "Shrink", "Nodes are gone and others do not come; the run goes on with fewer pods."),
     ("Adjusting", "True", "RollingBack", "A change was worse than what it replaced and is undone."),
     ("Adjusting", "False", "PolicyOff", "`efficiency.policy` is Off."),

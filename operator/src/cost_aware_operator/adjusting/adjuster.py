@@ -6,19 +6,28 @@ Checks run in order over one `Situation`; the first that has an answer gives the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from cost_aware_operator.adjusting.calibration import Calibrated
 from cost_aware_operator.adjusting.candidates import (
     CANDIDATES,
     LEAST_MARGIN,
+    OTHER_TYPE_MARGIN,
     downtime_seconds,
     in_force,
+    other_offers,
     prediction_error,
     ranked,
 )
 from cost_aware_operator.adjusting.capacity import regrown
-from cost_aware_operator.adjusting.changes import ChangeOutcome, Kind, described, kind_of, plan_key
+from cost_aware_operator.adjusting.changes import (
+    Change,
+    ChangeOutcome,
+    Kind,
+    described,
+    described_from,
+    kind_of,
+    plan_key,
+)
 from cost_aware_operator.adjusting.moving import slow_node
 from cost_aware_operator.adjusting.situation import (
     Action,
@@ -31,7 +40,8 @@ from cost_aware_operator.adjusting.situation import (
     wants_time,
 )
 from cost_aware_operator.api.spec import AdjustPolicy
-from cost_aware_operator.planning.plan import Plan, plan_of
+from cost_aware_operator.costs.three_d import Ranking
+from cost_aware_operator.planning.plan import Plan, is_other_kind, plan_of
 
 WORSE = 1.02
 """Dollars of a step after a change over those before, above which it is taken back: less is noise."""
@@ -80,27 +90,36 @@ def _promise(given: Situation) -> Verdict | None:
     last = given.changes[-1] if given.changes else None
     if last is None or last.is_rollback or last.outcome is not ChangeOutcome.CHECKING:
         return None
-    if last.kind is Kind.SHRINK or (last.kind is Kind.MOVE and last.origin.nodes == last.target.nodes):
-        # nodes that are gone, or a node that was left, cannot be gone back to, and no other plan was tried
+    if not _could_go_back(given, last):
         return None
     node_usd = (given.hourly_usd or 0.0) / given.plan.nodes
     now, before = step_usd(given), last.before_at(node_usd)
+    same_type = last.origin.instance_types == last.target.instance_types
+    before_node_usd = node_usd if same_type else last.before_node_usd or node_usd
     if given.deadline_left_seconds is not None:
         return None
     if wants_time(given):
         # dollars of a step over those of a node-second
-        if (
-            given.window is None
-            or given.window.wall_step_seconds <= WORSE * before * 3600 / node_usd / last.origin.nodes
+        if given.window is None or given.window.wall_step_seconds <= WORSE * before * 3600 / (
+            before_node_usd * last.origin.nodes
         ):
             return None
     elif now <= WORSE * before:
         return None
     text = (
         f"a step costs ${now:.3g} under {described(given.plan)}, more than the ${before:.3g} before; "
-        f"${last.predicted_step_usd:.3g} was predicted; going back to {described(last.origin)}"
+        f"${last.predicted_step_usd:.3g} was predicted; going back to {described_from(last.origin, given.plan)}"
     )
     return Verdict(Action.ROLL_BACK, "PromiseBroken", text, last.origin, last.before_step_usd, 0.0)
+
+
+def _could_go_back(given: Situation, last: Change) -> bool:
+    """Not to nodes that are gone, nor to one that was left, where no other plan was tried; to another type's if they are free."""
+    if last.kind is Kind.SHRINK:
+        return False
+    if last.origin.instance_types != last.target.instance_types:
+        return sum(given.free_nodes.get(kind, 0) for kind in last.origin.instance_types) >= last.origin.nodes
+    return last.kind is not Kind.MOVE or last.origin.nodes != last.target.nodes
 
 
 def _need(given: Situation) -> Verdict | None:
@@ -132,6 +151,19 @@ def _searched(given: Situation) -> Verdict:
     return replace(_candidate(given), searched=True)
 
 
+@dataclass(frozen=True)
+class _Candidate:
+    """Another plan: seconds and dollars of a step, what changing costs, and what it saves over the rest of the run."""
+
+    plan: Plan
+    seconds: float
+    step_usd: float
+    paid_usd: float
+    saved_usd: float
+    margin: float
+    """Of the dollars of a step, what a change to it must promise."""
+
+
 def _candidate(given: Situation) -> Verdict:
     """The best plan that pays for the change, or why there is none."""
     if given.window is None or given.hourly_usd is None:
@@ -139,77 +171,83 @@ def _candidate(given: Situation) -> Verdict:
     known = in_force(given, given.window.measured)
     if known is None:
         raise AssertionError("checked before")
-    ranking = ranked(given, known.offer)
+    present = replace(known.offer, hourly_usd=given.hourly_usd / given.plan.nodes)
+    ranking = ranked(given, present, *other_offers(given, known))
     if ranking is None:
         return hold("NoCandidate", "no other degrees fill whole nodes within the manifest's bounds")
+    rows = range(min(len(ranking.columns), CANDIDATES))
+    found = [one for row in rows if (one := _looked_at(given, ranking, row)) is not None]
+    if late(given):
+        return _in_time(given, found)
+    return _worth(given, found)
+
+
+def _looked_at(given: Situation, ranking: Ranking, row: int) -> _Candidate | None:
+    """A row of the ranking; None for the plan in force, what is barred, and what nothing is known of or has no room."""
+    if given.window is None or given.hourly_usd is None:
+        raise AssertionError("checked before")
+    target, offer = plan_of(given.plan, ranking, row), ranking.offer(row)
+    other = is_other_kind(given.plan, offer)
+    if plan_key(target) == plan_key(given.plan) or plan_key(target) in given.barred:
+        return None
+    if other and given.free_nodes.get(offer.name, 0) < target.nodes:
+        return None
     overhead = given.window.wall_step_seconds - given.window.measured.step_seconds
-    now, best = step_usd(given), None
-    node_usd = given.hourly_usd / given.plan.nodes
-    for row in range(min(len(ranking.columns), CANDIDATES)):
-        columns = ranking.columns
-        target = plan_of(given.plan, ranking, row)
-        if plan_key(target) == plan_key(given.plan) or plan_key(target) in given.barred:
-            continue
-        seconds = float(columns.step_seconds[row]) + overhead
-        then = seconds * target.nodes * node_usd / 3600
-        if wants_time(given) and seconds > given.window.wall_step_seconds:
-            continue
-        downtime = downtime_seconds(given.changes, kind_of(given.plan, target))
-        paid = downtime * max(target.nodes, given.plan.nodes) * node_usd / 3600
-        saved = given.remaining_steps * (now - then) - paid
-        if late(given) and given.deadline_left_seconds is not None:
-            in_time = given.remaining_steps * seconds + downtime <= given.deadline_left_seconds
-            if in_time and affordable(given, given.remaining_steps * then + paid):
-                return _changed(
-                    given,
-                    target,
-                    then,
-                    saved,
-                    f"at the present speed the deadline is missed; {described(target)} meets it",
-                )
-            continue
-        if best is None or saved > best[2]:
-            best = (target, then, saved, paid)
-    return _worth(given, known, best, now)
+    seconds = float(ranking.columns.step_seconds[row]) + overhead
+    if wants_time(given) and seconds > given.window.wall_step_seconds:
+        return None
+    hourly_usd = target.nodes * offer.hourly_usd
+    then = seconds * hourly_usd / 3600
+    paid = downtime_seconds(given.changes, kind_of(given.plan, target)) * max(hourly_usd, given.hourly_usd) / 3600
+    saved = given.remaining_steps * (step_usd(given) - then) - paid
+    margin = max(OTHER_TYPE_MARGIN if other else LEAST_MARGIN, prediction_error(given.changes))
+    return _Candidate(target, seconds, then, paid, saved, margin)
 
 
-def _worth(given: Situation, known: Calibrated, best: tuple[Plan, float, float, float] | None, now: float) -> Verdict:
+def _in_time(given: Situation, found: list[_Candidate]) -> Verdict:
+    """The best plan that meets a deadline which is missed at the present speed."""
+    left = given.deadline_left_seconds or 0.0
+    for one in found:
+        downtime = downtime_seconds(given.changes, kind_of(given.plan, one.plan))
+        in_time = given.remaining_steps * one.seconds + downtime <= left
+        if in_time and affordable(given, given.remaining_steps * one.step_usd + one.paid_usd):
+            what = described_from(one.plan, given.plan)
+            return _changed(given, one, f"at the present speed the deadline is missed; {what} meets it")
+    return hold("NoCandidate", "every other plan within the manifest's bounds misses the deadline or the budget")
+
+
+def _worth(given: Situation, found: list[_Candidate]) -> Verdict:
     """The break-even gate."""
-    if best is None:
+    if not found:
+        return hold("NoCandidate", "every other plan within the manifest's bounds is barred")
+    now = step_usd(given)
+    sound = [one for one in found if one.step_usd <= now * (1 - one.margin)]
+    best = max(sound or found, key=lambda one: one.saved_usd)
+    what = described_from(best.plan, given.plan)
+    if not sound:
+        error = prediction_error(given.changes)
         return hold(
-            "NoCandidate",
-            "every other plan within the manifest's bounds is barred, or misses the deadline or the budget",
+            "BestPlan" if best.step_usd >= now else "PromiseTooSmall",
+            f"the best other plan, {what}, would cost ${best.step_usd:.3g} a step against ${now:.3g}; a change must promise "
+            f"{best.margin:.0%} less (the model's error here: {error:.0%})",
         )
-    target, then, saved, paid = best
-    error = prediction_error(given.changes)
-    margin = max(LEAST_MARGIN, error)
-    steps = f"{given.remaining_steps:,} steps x (${now:.3g} - ${then:.3g})"
-    sums = f"{steps} - ${paid:.3g} for the change = ${saved:.3g}"
-    if then > now * (1 - margin):
-        return hold(
-            "BestPlan" if then >= now else "PromiseTooSmall",
-            f"the best other plan, {described(target)}, would cost ${then:.3g} a step against ${now:.3g}; a change must promise "
-            f"{margin:.0%} less (the model's error here: {error:.0%})",
-        )
-    if saved <= given.settings.minimum_savings_usd:
+    steps = f"{given.remaining_steps:,} steps x (${now:.3g} - ${best.step_usd:.3g})"
+    sums = f"{steps} - ${best.paid_usd:.3g} for the change = ${best.saved_usd:.3g}"
+    if best.saved_usd <= given.settings.minimum_savings_usd:
         return hold(
             "NotWorthIt",
-            f"{described(target)} would not pay for the change: {sums}, and must exceed ${given.settings.minimum_savings_usd:.3g}",
+            f"{what} would not pay for the change: {sums}, and must exceed ${given.settings.minimum_savings_usd:.3g}",
         )
     efficiency = given.window.efficiency if given.window is not None else 0.0
     return _changed(
-        given,
-        target,
-        then,
-        saved,
-        f"efficiency {efficiency:.0%} is under {given.settings.threshold:.0%}; {described(target)} saves: {sums}",
+        given, best, f"efficiency {efficiency:.0%} is under {given.settings.threshold:.0%}; {what} saves: {sums}"
     )
 
 
-def _changed(given: Situation, target: Plan, then: float, saved: float, message: str) -> Verdict:
-    act = given.settings.policy is AdjustPolicy.ACT
-    reason = kind_of(given.plan, target).value
-    return Verdict(Action.CHANGE if act else Action.RECOMMEND, reason, message, target, then, saved)
+def _changed(given: Situation, best: _Candidate, message: str) -> Verdict:
+    action = Action.CHANGE if given.settings.policy is AdjustPolicy.ACT else Action.RECOMMEND
+    reason = kind_of(given.plan, best.plan).value
+    return Verdict(action, reason, message, best.plan, best.step_usd, best.saved_usd)
 
 
 BEFORE: tuple[Callable[[Situation], Verdict | None], ...] = (_off, _samples, _price, _promise)

@@ -52,7 +52,7 @@ def calibrated(shape: DecoderShape, offer: Offer, layout: Layout, measured: Meas
         # fixed costs do not scale, and hidden traffic slows computing, so that one round of each is not enough
         for _ in range(ROUNDS):
             found = step_seconds(shape, machine, layout)
-            machine = _faster(machine, float(found.compute + found.optimizer) / measured.working_seconds)
+            machine = faster(machine, float(found.compute + found.optimizer) / measured.working_seconds)
         listed = replace(offer.machine, accelerator=machine.accelerator)
         machine = _with_links(shape, listed, layout, measured.step_seconds)
     return Calibrated(replace(offer, machine=machine), before / measured.step_seconds - 1)
@@ -67,8 +67,8 @@ def _probed(machine: Machine, bytes_per_second: float | None) -> Machine:
     return replace(machine, network_gbit_per_s=min(max(node_gbit_per_s, least), most))
 
 
-def _faster(machine: Machine, factor: float) -> Machine:
-    """Arithmetic and memory at another speed."""
+def faster(machine: Machine, factor: float) -> Machine:
+    """The machine with arithmetic and memory so many times as fast."""
     factor = min(max(factor, SLOWEST), FASTEST)
     gpu = machine.accelerator
     peaks = {precision: peak * factor for precision, peak in gpu.peak_tflops.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from dataclasses import replace
 
-from cost_aware_operator.adjusting.calibration import Calibrated, Measured, calibrated
+from cost_aware_operator.adjusting.calibration import Calibrated, Measured, calibrated, faster
 from cost_aware_operator.adjusting.changes import Change, Kind
 from cost_aware_operator.adjusting.situation import Situation
 from cost_aware_operator.costs.checks import AnalysisError
@@ -13,7 +13,7 @@ from cost_aware_operator.costs.combinations import Bounds, Offer
 from cost_aware_operator.costs.layout import Layout, Recompute, Sharding
 from cost_aware_operator.costs.pipeline import Schedule
 from cost_aware_operator.costs.three_d import Ranking, ThreeDParallelCostAnalyzer
-from cost_aware_operator.planning.plan import Plan
+from cost_aware_operator.planning.plan import Plan, is_other_kind
 
 PRIOR_DOWNTIME_SECONDS = {Kind.REBALANCE: 10.0, Kind.RESIZE: 60.0, Kind.MOVE: 60.0, Kind.SHRINK: 60.0}
 """Until this job has been changed once: ranks that rebuild in place, pods that come or go, and all pods made anew."""
@@ -21,6 +21,8 @@ SAME_PODS = (Kind.RESIZE, Kind.SHRINK)
 """Changes after which some pods are the same and their number is another."""
 LEAST_MARGIN = 0.05
 """No change for a promise smaller than this share of a step's dollars, however small the model's error seems."""
+OTHER_TYPE_MARGIN = 0.2
+"""The same for nodes of another type: what was measured here says less of them."""
 CANDIDATES = 200
 """Of a ranking, how many plans are looked at beyond those that cannot be."""
 
@@ -48,20 +50,46 @@ def in_force(given: Situation, measured: Measured) -> Calibrated | None:
     space = given.space
     if space is None:
         return None
-    names = given.plan.instance_types
-    offers = [o for o in space.offers if o.name.removesuffix(" spot") in names] or list(space.offers)
-    layout = layout_of(given.plan, space.work.global_batch, offers[0])
-    return calibrated(space.work.shape, offers[0], layout, measured)
+    offer = listed_offer(given) or space.offers[0]
+    layout = layout_of(given.plan, space.work.global_batch, offer)
+    return calibrated(space.work.shape, offer, layout, measured)
 
 
-def ranked(given: Situation, offer: Offer) -> Ranking | None:
+def listed_offer(given: Situation) -> Offer | None:
+    """The nodes that the run has, as the tables list them."""
+    offers = given.space.offers if given.space is not None else ()
+    return next((o for o in offers if not is_other_kind(given.plan, o)), None)
+
+
+def other_offers(given: Situation, known: Calibrated) -> tuple[Offer, ...]:
+    """Other types of nodes of which some are free.
+
+    They are taken to be as much faster or slower than their tables say as the present ones were found to be than theirs: what
+    a model's kernels make of a machine is a matter of the model more than of the machine.
+    """
+    listed = listed_offer(given)
+    if given.space is None or listed is None:
+        return ()
+    factor = _peak(known.offer) / _peak(listed)
+    return tuple(
+        replace(offer, machine=faster(offer.machine, factor))
+        for offer in given.space.offers
+        if is_other_kind(given.plan, offer) and given.free_nodes.get(offer.name, 0) > 0
+    )
+
+
+def _peak(offer: Offer) -> float:
+    return next(iter(offer.machine.accelerator.peak_tflops.values()))
+
+
+def ranked(given: Situation, *offers: Offer) -> Ranking | None:
     """Every plan within the manifest's bounds on such nodes, cheapest first; None where nothing divides."""
     if given.space is None:
         return None
     space = given.space
     bounds: Bounds = replace(space.bounds, budget_usd=None, deadline_seconds=None)
     try:
-        return ThreeDParallelCostAnalyzer().search(space.work, (offer,), bounds, space.objective)
+        return ThreeDParallelCostAnalyzer().search(space.work, offers, bounds, space.objective)
     except AnalysisError:
         return None
 

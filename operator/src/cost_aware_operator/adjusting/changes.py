@@ -20,7 +20,7 @@ class Kind(StrEnum):
     RESIZE = "Resize"
     """Another number of pods."""
     MOVE = "Move"
-    """All pods made anew, none of them on a node that was slow."""
+    """All pods made anew: none of them on a node that was slow, or all on nodes of another type."""
     SHRINK = "Shrink"
     """Fewer pods, as nodes are gone and others do not come."""
 
@@ -69,7 +69,9 @@ class Change:
     outcome: ChangeOutcome = ChangeOutcome.IN_PROGRESS
 
     def before_at(self, node_usd: float) -> float:
-        """Dollars of a step before the change, at another price of a node."""
+        """Dollars of a step before the change, at another price of a node; of another type's the present price says nothing."""
+        if self.origin.instance_types != self.target.instance_types:
+            return self.before_step_usd
         return self.before_step_usd * (node_usd / self.before_node_usd if self.before_node_usd else 1.0)
 
     @property
@@ -94,6 +96,12 @@ def described(plan: Plan) -> str:
     return f"{plan.data}x{plan.tensor}x{plan.pipeline} on {nodes}, micro-batch {plan.micro_batch}{without}"
 
 
+def described_from(plan: Plan, origin: Plan) -> str:
+    """The same, with the type of its nodes where that is another than the origin's."""
+    other = plan.instance_types != origin.instance_types
+    return described(plan) + (f", of {' or '.join(plan.instance_types)}" if other else "")
+
+
 def move_key(node: str) -> str:
     """By this it is barred to leave a node, where that did not work."""
     return f"off {node}"
@@ -101,6 +109,6 @@ def move_key(node: str) -> str:
 
 def kind_of(origin: Plan, target: Plan) -> Kind:
     """How one gets from a plan to another."""
-    if origin.excluded_nodes != target.excluded_nodes:
+    if (origin.excluded_nodes, origin.instance_types) != (target.excluded_nodes, target.instance_types):
         return Kind.MOVE
     return Kind.REBALANCE if origin.nodes == target.nodes else Kind.RESIZE

@@ -9,7 +9,6 @@ from cost_aware_operator.adjusting.changes import (
     KEPT,
     Change,
     ChangeOutcome,
-    Kind,
     described,
     kind_of,
     move_key,
@@ -105,4 +104,4 @@ class History:
 def _keys(change: Change, bar: Plan) -> tuple[str, ...]:
     """What is not tried again: to leave the nodes that a change left, or else its plan."""
     left = tuple(move_key(node) for node in change.target.excluded_nodes if node not in change.origin.excluded_nodes)
-    return left if change.kind is Kind.MOVE else (plan_key(bar),)
+    return left or (plan_key(bar),)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 from cost_aware_operator.adjusting.adjuster import DynamicParallelismAdjuster
-from cost_aware_operator.adjusting.calibration import Measured
+from cost_aware_operator.adjusting.calibration import Measured, faster
 from cost_aware_operator.adjusting.candidates import layout_of
 from cost_aware_operator.adjusting.capacity import Shortage, without_nodes
 from cost_aware_operator.adjusting.changes import Change, Kind
@@ -18,7 +18,7 @@ from cost_aware_operator.adjusting.situation import Action, Settings, Situation,
 from cost_aware_operator.costs.combinations import Offer
 from cost_aware_operator.costs.predict import step_seconds
 from cost_aware_operator.observing.stragglers import STRAGGLING
-from cost_aware_operator.planning.plan import Plan
+from cost_aware_operator.planning.plan import Plan, is_other_kind
 from cost_aware_operator.planning.space import Space
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -62,22 +62,19 @@ class World:
     """Times as long as all others that the node under the pod of index 1 computes."""
     spare_nodes: int = 0
     """Nodes beyond those that the run begins on."""
+    other_nodes: int = 0
+    """Free nodes of each other instance type that the manifest allows."""
+    other_compute: float = 1.0
+    """What `compute` is of those, over what it is of the first."""
     gone: Callable[[float], int] = lambda seconds: 0
     """How many of all these nodes are taken away, at so many seconds into the run."""
     restart_seconds: float = 30.0
     """From the moment that all nodes are there again to the first step."""
 
-    def offer(self, listed: Offer) -> Offer:
+    def offer(self, listed: Offer, *, other: bool = False) -> Offer:
         """The nodes as they are."""
-        machine = listed.machine
-        gpu = machine.accelerator
-        real = replace(
-            gpu,
-            peak_tflops={p: v * self.compute for p, v in gpu.peak_tflops.items()},
-            memory_gbytes_per_s=gpu.memory_gbytes_per_s * self.compute,
-        )
-        network = machine.network_gbit_per_s * self.network
-        return replace(listed, machine=replace(machine, accelerator=real, network_gbit_per_s=network))
+        machine = faster(listed.machine, self.compute * (self.other_compute if other else 1.0))
+        return replace(listed, machine=replace(machine, network_gbit_per_s=machine.network_gbit_per_s * self.network))
 
 
 @dataclass(frozen=True)
@@ -129,21 +126,37 @@ class _Run:
         self.budget_usd = budget_usd
         self.space, self.plan, self.settings, self.world = space, plan, settings, world
         self.chance, self.adjuster = random.Random(seed), DynamicParallelismAdjuster()  # noqa: S311  noise, not secrets
-        self.listed = next(
-            (o for o in space.offers if o.name.removesuffix(" spot") in plan.instance_types), space.offers[0]
-        )
-        self.node_usd, self.total = self.listed.hourly_usd / 3600, plan.nodes + world.spare_nodes
+        self.first, self.total = plan.instance_types, plan.nodes + world.spare_nodes
         usual, wall = self._measure(replace(world, noise=0.0), random.Random(0))  # noqa: S311
         self.submitted_step_usd, self.window = wall * plan.nodes * self.node_usd, usual
         self.clock = self.usd = self.downtime = self.submitted_usd = self.waited = 0.0
         self.remaining, self.history = float(space.work.steps), History()
         self.told: list[tuple[float, Verdict]] = []
 
+    @property
+    def listed(self) -> Offer:
+        """The nodes that the run has, as the tables list them."""
+        offers = self.space.offers
+        return next((o for o in offers if not is_other_kind(self.plan, o)), offers[0])
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether it runs on nodes of another type than at first."""
+        return self.plan.instance_types != self.first
+
+    @property
+    def node_usd(self) -> float:
+        """Dollars a second of a node."""
+        return self.listed.hourly_usd / 3600
+
     def _measure(self, world: World, chance: random.Random) -> tuple[Window, float]:
-        return _window(self.space, self.plan, self.listed, world, self.settings.window_seconds, chance)
+        seconds = self.settings.window_seconds
+        return _window(self.space, self.plan, self.listed, world, seconds, chance, other=self.is_elsewhere)
 
     def there(self) -> int:
         """Nodes that there are now, those that were left because they are slow not counted."""
+        if self.is_elsewhere:
+            return max(self.world.other_nodes, self.plan.nodes)
         return max(0, self.total - self.world.gone(self.clock) - len(self.plan.excluded_nodes))
 
     def lacks_nodes(self) -> bool:
@@ -196,11 +209,14 @@ class _Run:
         return self.node_usd * 3600 * self.world.price(self.clock)
 
     def _situation(self, seen: Window) -> Situation:
+        kinds = [o.name.removesuffix(" spot") for o in self.space.offers if is_other_kind(self.plan, o)]
+        free = {kind: self.total if kind in self.first else self.world.other_nodes for kind in kinds}
         return Situation(
             EPOCH + timedelta(seconds=self.clock), self.settings, self.plan, self.space, seen, round(self.remaining),
             self.plan.nodes * self._node_hour_usd(), self.history.changes, frozenset(self.history.barred),
             budget_left_usd=None if self.budget_usd is None else self.budget_usd - self.usd,
             slow=_slow(self.plan, self.world, seen), spare_nodes=max(0, self.there() - self.plan.nodes),
+            free_nodes=free,
         )  # fmt: skip
 
     def _follow(self, situation: Situation, verdict: Verdict) -> bool:
@@ -225,11 +241,11 @@ class _Run:
 
 
 def _window(
-    space: Space, plan: Plan, listed: Offer, world: World, seconds: float, chance: random.Random
+    space: Space, plan: Plan, listed: Offer, world: World, seconds: float, chance: random.Random, *, other: bool
 ) -> tuple[Window, float]:
     """What the ranks measure, and what a step truly takes in this window."""
     found = step_seconds(
-        space.work.shape, world.offer(listed).machine, layout_of(plan, space.work.global_batch, listed)
+        space.work.shape, world.offer(listed, other=other).machine, layout_of(plan, space.work.global_batch, listed)
     )
     factor = max(0.2, chance.gauss(1.0, world.noise))
     working, modelled = factor * float(found.compute + found.optimizer), factor * float(found.total)

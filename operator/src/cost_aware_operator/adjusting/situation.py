@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
@@ -84,6 +85,8 @@ class Situation:
     """A node that holds up the others, if there is one."""
     spare_nodes: int | None = None
     """Nodes that the pods may run on and none of them does; None where that is not known."""
+    free_nodes: Mapping[str, int] = field(default_factory=dict)
+    """The same of other instance types that the manifest allows, by type."""
 
 
 @dataclass(frozen=True)

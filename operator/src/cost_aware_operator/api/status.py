@@ -294,7 +294,7 @@ class AdjustmentStatus(ApiModel):
     attempt: int
     """The attempt that carried it out."""
     kind: Text
-    """Rebalance (the pods stay), Resize, Move (all pods made anew, none on a node that was slow) or Shrink (nodes are gone)."""
+    """Rebalance (pods stay), Resize, Move (all pods made anew, off a slow node or onto another type) or Shrink (nodes are gone)."""
     from_: Annotated[Text, Field(alias="from")]
     """Data x tensor x pipeline, nodes and micro-batch before."""
     to: Text

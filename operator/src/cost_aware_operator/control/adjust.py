@@ -12,7 +12,7 @@ from cost_aware_operator.adjusting.situation import Action, Settings, Situation,
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.money import budget_left_usd, current_samples, paid_hourly_usd
 from cost_aware_operator.control.record import Considered, Pace, RunRecord
-from cost_aware_operator.control.slow import slow_node_of, spare_nodes
+from cost_aware_operator.control.slow import free_nodes, slow_node_of, spare_nodes
 from cost_aware_operator.ledger.blocks import Baseline
 from cost_aware_operator.observing.samples import observe
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space
@@ -118,6 +118,7 @@ def situation_of(facts: Facts, plan: Plan) -> Situation | None:
         budget_left_usd=budget_left_usd(facts),
         slow=slow_node_of(facts, plan),
         spare_nodes=spare_nodes(facts, plan),
+        free_nodes=free_nodes(facts, plan),
     )
 
 

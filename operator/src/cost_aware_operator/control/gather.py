@@ -14,6 +14,7 @@ from cost_aware_operator.adapters.ranks import Ranks
 from cost_aware_operator.adapters.source import MetricsSource
 from cost_aware_operator.adjusting.capacity import nodes_lost
 from cost_aware_operator.api.job import TrainingJob
+from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.control.disruption import cordoned
 from cost_aware_operator.control.facts import Facts, MissingClaim, Unheard
 from cost_aware_operator.control.heard import believed
@@ -151,10 +152,16 @@ class Gatherer:
     async def _cluster_nodes(
         self, job: TrainingJob, record: RunRecord, memory: Memory, own: Iterable[NodeView]
     ) -> tuple[NodeView, ...] | None:
-        """Where else pods could run; asked for only while a rank is slow, a node cordoned or one lost, as a list of nodes is large."""
+        """Where else pods could run; asked for only where it may matter, as a list of nodes is large.
+
+        That is while a rank is slow, a node cordoned or one lost, and for a job that may run on several types of nodes.
+        """
         plan = job.status.plan
         if plan is None:
             return None
+        allowed, policy = job.spec.nodes.instance_types, job.spec.efficiency.policy
+        if len(allowed) > 1 and policy is not AdjustPolicy.OFF:
+            return await self._nodes.all(allowed)
         lost = any(nodes_lost(record.changes, plan.nodes))
         if not (lost or any(map(cordoned, own)) or stragglers(tuple(memory.scrapes), plan.data * plan.tensor)):
             return None

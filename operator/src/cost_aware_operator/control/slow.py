@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from cost_aware_operator.adjusting.situation import SlowNode
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.observing.samples import observe
@@ -50,3 +52,17 @@ def spare_nodes(facts: Facts, plan: Plan) -> int | None:
     resources = resources_of(facts.job.spec, facts.defaults.resources)
     used = {p.node for p in facts.pods if p.ended_at is None}
     return sum(name not in used for name in could_take(facts.cluster_nodes, facts.job, plan, resources))
+
+
+def free_nodes(facts: Facts, plan: Plan) -> dict[str, int]:
+    """Nodes of other allowed instance types that could take a pod and have none of this job, by type."""
+    if facts.cluster_nodes is None or not plan.instance_types:
+        return {}
+    resources = resources_of(facts.job.spec, facts.defaults.resources)
+    used = {p.node for p in facts.pods if p.ended_at is None}
+    found = {}
+    for kind in facts.job.spec.nodes.instance_types:
+        if kind not in plan.instance_types:
+            there = could_take(facts.cluster_nodes, facts.job, replace(plan, instance_types=(kind,)), resources)
+            found[kind] = sum(name not in used for name in there)
+    return found

@@ -213,10 +213,14 @@ def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
 
 
 def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
-    """A row of a ranking as a plan for the job that runs by `current`, on the same kind of nodes."""
-    layout, columns = ranking.layout(row), ranking.columns
+    """A row of a ranking as a plan for the job that runs by `current`, on the same kind of nodes where that is what the row is of."""
+    layout, columns, offer = ranking.layout(row), ranking.columns, ranking.offer(row)
     nodes = int(columns.nodes[row])
     hourly = None if current.hourly_usd is None else current.hourly_usd / current.nodes * nodes
+    if is_other_kind(current, offer):
+        hourly = offer.hourly_usd * nodes
+        kind, ranks = offer.name.removesuffix(" spot"), layout.ranks // nodes
+        current = replace(current, instance_types=(kind,), spot=offer.spot, ranks_per_node=ranks)
     return replace(
         current,
         data=layout.data,
@@ -229,7 +233,7 @@ def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
         schedule=pipeline_schedule(layout).value,
         interleave=layout.interleave,
         stage_layers=ranking.stage_layers(row) if layout.pipeline > 1 else (),
-        bucket_mib=bucket_mib(ranking.work.shape, ranking.offer(row).machine, layout, ranking.parameters),
+        bucket_mib=bucket_mib(ranking.work.shape, offer.machine, layout, ranking.parameters),
         memory_gib=round(float(columns.memory_gib[row]), 3),
         hourly_usd=hourly,
         predicted=Predicted(
@@ -240,6 +244,11 @@ def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
         ),
         alternatives=(),
     )
+
+
+def is_other_kind(plan: Plan, offer: Offer) -> bool:
+    """Whether an offer is of nodes that the plan's pods may not run on."""
+    return bool(plan.instance_types) and offer.name.removesuffix(" spot") not in plan.instance_types
 
 
 def adjusting_space(given: PlanInput) -> Space | None:
