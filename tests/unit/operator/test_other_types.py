@@ -58,6 +58,14 @@ def test_a_much_cheaper_type_is_moved_to_and_named_with_the_numbers() -> None:
     assert "of g5.xlarge saves" in found.message
 
 
+def test_spot_nodes_of_another_type_are_found_by_their_type() -> None:
+    spot = priced(1.006)
+    spot = replace(spot, offers=tuple(replace(o, name=f"{o.name} spot", spot=True) for o in spot.offers))
+    found = verdict(space=spot, plan=replace(PLAN, spot=True)).plan
+    assert found is not None
+    assert (found.instance_types, found.spot) == ((OTHER,), True)
+
+
 def test_types_without_enough_free_nodes_are_not_thought_of() -> None:
     for free in (0, 1):
         found = verdict(free=free, space=replace(priced(1.006), bounds=replace(priced(1.0).bounds, nodes_min=2)))

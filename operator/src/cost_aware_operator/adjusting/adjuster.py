@@ -41,7 +41,7 @@ from cost_aware_operator.adjusting.situation import (
 )
 from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.costs.three_d import Ranking
-from cost_aware_operator.planning.plan import Plan, is_other_kind, plan_of
+from cost_aware_operator.planning.plan import Plan, is_other_kind, plan_of, type_of
 
 WORSE = 1.02
 """Dollars of a step after a change over those before, above which it is taken back: less is noise."""
@@ -190,7 +190,7 @@ def _looked_at(given: Situation, ranking: Ranking, row: int) -> _Candidate | Non
     other = is_other_kind(given.plan, offer)
     if plan_key(target) == plan_key(given.plan) or plan_key(target) in given.barred:
         return None
-    if other and given.free_nodes.get(offer.name, 0) < target.nodes:
+    if other and given.free_nodes.get(type_of(offer), 0) < target.nodes:
         return None
     overhead = given.window.wall_step_seconds - given.window.measured.step_seconds
     seconds = float(ranking.columns.step_seconds[row]) + overhead

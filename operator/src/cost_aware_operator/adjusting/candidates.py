@@ -13,7 +13,7 @@ from cost_aware_operator.costs.combinations import Bounds, Offer
 from cost_aware_operator.costs.layout import Layout, Recompute, Sharding
 from cost_aware_operator.costs.pipeline import Schedule
 from cost_aware_operator.costs.three_d import Ranking, ThreeDParallelCostAnalyzer
-from cost_aware_operator.planning.plan import Plan, is_other_kind
+from cost_aware_operator.planning.plan import Plan, is_other_kind, type_of
 
 PRIOR_DOWNTIME_SECONDS = {Kind.REBALANCE: 10.0, Kind.RESIZE: 60.0, Kind.MOVE: 60.0, Kind.SHRINK: 60.0}
 """Until this job has been changed once: ranks that rebuild in place, pods that come or go, and all pods made anew."""
@@ -74,7 +74,7 @@ def other_offers(given: Situation, known: Calibrated) -> tuple[Offer, ...]:
     return tuple(
         replace(offer, machine=faster(offer.machine, factor))
         for offer in given.space.offers
-        if is_other_kind(given.plan, offer) and given.free_nodes.get(offer.name, 0) > 0
+        if is_other_kind(given.plan, offer) and given.free_nodes.get(type_of(offer), 0) > 0
     )
 
 

@@ -18,7 +18,7 @@ from cost_aware_operator.adjusting.situation import Action, Settings, Situation,
 from cost_aware_operator.costs.combinations import Offer
 from cost_aware_operator.costs.predict import step_seconds
 from cost_aware_operator.observing.stragglers import STRAGGLING
-from cost_aware_operator.planning.plan import Plan, is_other_kind
+from cost_aware_operator.planning.plan import Plan, is_other_kind, type_of
 from cost_aware_operator.planning.space import Space
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
@@ -209,7 +209,7 @@ class _Run:
         return self.node_usd * 3600 * self.world.price(self.clock)
 
     def _situation(self, seen: Window) -> Situation:
-        kinds = [o.name.removesuffix(" spot") for o in self.space.offers if is_other_kind(self.plan, o)]
+        kinds = [type_of(o) for o in self.space.offers if is_other_kind(self.plan, o)]
         free = {kind: self.total if kind in self.first else self.world.other_nodes for kind in kinds}
         return Situation(
             EPOCH + timedelta(seconds=self.clock), self.settings, self.plan, self.space, seen, round(self.remaining),

@@ -55,14 +55,8 @@ def spare_nodes(facts: Facts, plan: Plan) -> int | None:
 
 
 def free_nodes(facts: Facts, plan: Plan) -> dict[str, int]:
-    """Nodes of other allowed instance types that could take a pod and have none of this job, by type."""
-    if facts.cluster_nodes is None or not plan.instance_types:
+    """The same of other allowed instance types, by type."""
+    others = [kind for kind in facts.job.spec.nodes.instance_types if kind not in plan.instance_types]
+    if not plan.instance_types:
         return {}
-    resources = resources_of(facts.job.spec, facts.defaults.resources)
-    used = {p.node for p in facts.pods if p.ended_at is None}
-    found = {}
-    for kind in facts.job.spec.nodes.instance_types:
-        if kind not in plan.instance_types:
-            there = could_take(facts.cluster_nodes, facts.job, replace(plan, instance_types=(kind,)), resources)
-            found[kind] = sum(name not in used for name in there)
-    return found
+    return {kind: spare_nodes(facts, replace(plan, instance_types=(kind,))) or 0 for kind in others}

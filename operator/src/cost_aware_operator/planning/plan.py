@@ -219,8 +219,8 @@ def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
     hourly = None if current.hourly_usd is None else current.hourly_usd / current.nodes * nodes
     if is_other_kind(current, offer):
         hourly = offer.hourly_usd * nodes
-        kind, ranks = offer.name.removesuffix(" spot"), layout.ranks // nodes
-        current = replace(current, instance_types=(kind,), spot=offer.spot, ranks_per_node=ranks)
+        ranks = layout.ranks // nodes
+        current = replace(current, instance_types=(type_of(offer),), spot=offer.spot, ranks_per_node=ranks)
     return replace(
         current,
         data=layout.data,
@@ -248,7 +248,12 @@ def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
 
 def is_other_kind(plan: Plan, offer: Offer) -> bool:
     """Whether an offer is of nodes that the plan's pods may not run on."""
-    return bool(plan.instance_types) and offer.name.removesuffix(" spot") not in plan.instance_types
+    return bool(plan.instance_types) and type_of(offer) not in plan.instance_types
+
+
+def type_of(offer: Offer) -> str:
+    """The instance type of an offer, whose name also says whether it is spot."""
+    return offer.name.removesuffix(" spot")
 
 
 def adjusting_space(given: PlanInput) -> Space | None:
