@@ -13,7 +13,6 @@ import argparse
 import dataclasses
 import json
 import os
-import re
 import socket
 import statistics
 import subprocess
@@ -21,7 +20,6 @@ import sys
 import tempfile
 import time
 import urllib.request
-from datetime import datetime
 from pathlib import Path
 
 from cost_aware_trainer.contract import (
@@ -123,27 +121,13 @@ class Pod:
 
 def change(pod: Pod, degrees: DegreesPlan) -> dict[str, float]:
     """One change of degrees; seconds in whole and by stage."""
-    ordered_seconds, ordered_at = time.monotonic(), datetime.now()
+    ordered_seconds = time.monotonic()
     pod.order(degrees)
     pod.wait_for_steps(1)
     total_seconds = time.monotonic() - ordered_seconds
-    if pod.way == "in-process":
-        stages = pod.steps()[0]["reconfiguration_seconds"]
-        assert isinstance(stages, dict)
-        return {"total": total_seconds, **stages}
-    # the agent logs when the ranks have stopped with a checkpoint, and rank 0 when it has joined its peers and loaded
-    marks = {"stop": f"attempt {pod.attempt}: starting", "load": "resuming after step"}
-    found = {stage: logged_at(pod.log, mark, ordered_at) for stage, mark in marks.items()}
-    stopped, loaded = ((found[stage] - ordered_at).total_seconds() for stage in ("stop", "load"))
-    first = total_seconds - loaded
-    return {"total": total_seconds, "stop": stopped, "start_and_load": loaded - stopped, "first_step": first}
-
-
-def logged_at(log: Path, mark: str, since: datetime) -> datetime:
-    """When the last line with this text was logged."""
-    # several processes write to the log, so that a line may begin in the middle of another
-    stamps = re.findall(rf"(\d{{4}}-\d\d-\d\d \d\d:\d\d:\d\d,\d{{3}})[^\n]*?{mark}", log.read_text())
-    return max(since, datetime.strptime(stamps[-1], "%Y-%m-%d %H:%M:%S,%f"))
+    stages = pod.steps()[0]["reconfiguration_seconds"]
+    assert isinstance(stages, dict)
+    return {"total": total_seconds, **stages}
 
 
 def measure(way: str, folder: Path, changes: int) -> None:

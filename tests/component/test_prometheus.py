@@ -23,7 +23,7 @@ from tests.component.test_rank_endpoints import pod
 from cost_aware_operator.adapters.prometheus import PrometheusSource
 from cost_aware_operator.adapters.source import Answers
 from cost_aware_operator.api.job import JobKey
-from cost_aware_trainer.contract import Phase
+from cost_aware_trainer.contract import Phase, Stage
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "data/prometheus.json").read_text())
 PODS = [pod(), replace(pod(), name="gpt-1-b", uid="v", index=1)]
@@ -73,6 +73,19 @@ async def test_the_ranks_series_become_the_same_samples_as_from_the_ranks() -> N
     assert first.tokens == 100 * first.steps
     assert first.phase_seconds[Phase.COMPUTE] == pytest.approx(first.steps / 2)
     assert 0 < answers.age_seconds < 2, "a sample is as old as Prometheus' last scrape"
+
+
+async def test_the_stages_of_an_attempt_s_start_are_read() -> None:
+    def started(said: dict[str, Any]) -> None:
+        found = said["read"]["data"]["result"]
+        for rank, seconds in (("0", 1.5), ("1", 2.5)):
+            one = copy.deepcopy(next(one for one in found if one["metric"]["rank"] == rank))
+            one["metric"] |= {"__name__": "catj_rank_reconfiguration_seconds", "stage": "load"}
+            one["value"][1] = str(seconds)
+            found.append(one)
+
+    answers = await asked(recorded(started))
+    assert [answers.samples[uid][0].stage_seconds for uid in "uv"] == [{Stage.LOAD: 1.5}, {Stage.LOAD: 2.5}]
 
 
 async def test_a_token_is_sent_and_may_be_replaced_and_one_that_is_missing_is_told_of(tmp_path: Path) -> None:

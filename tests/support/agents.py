@@ -22,11 +22,11 @@ class Agent:
 
     def __init__(self, folder, *options, index=0, rendezvous_port=None):
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder, self.port = folder, free_ports(1)
+        self.folder, self.port, self.metrics_port = folder, free_ports(1), free_ports(8)
         self.token_file, self.rendezvous_port = folder / "token", rendezvous_port or free_ports(1)
         self.token_file.write_text(TOKEN + "\n")
         command = [sys.executable, "-m", "cost_aware_trainer.agent", f"--port={self.port}", f"--run-folder={folder}"]
-        command += [f"--token-file={self.token_file}", f"--metrics-port={free_ports(8)}", *options]
+        command += [f"--token-file={self.token_file}", f"--metrics-port={self.metrics_port}", *options]
         command += [f"--rendezvous-port={self.rendezvous_port}"]
         environment = os.environ | {"JOB_COMPLETION_INDEX": str(index), "CATJ_JOB": "job", "CATJ_NAMESPACE": "space"}
         self.log = (folder / "agent.log").open("w")
@@ -49,6 +49,11 @@ class Agent:
 
     def send(self, path, message):
         return self.call(path, message.to_json().encode())[0]
+
+    def rank_metrics(self, rank):
+        """What one of the pod's ranks serves."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.metrics_port + rank}/metrics", timeout=5) as answer:
+            return answer.read().decode()
 
     @property
     def status(self):

@@ -19,6 +19,7 @@ from cost_aware_trainer.contract import (
     Redundancy,
     Release,
     RunResult,
+    Stage,
 )
 
 
@@ -201,8 +202,19 @@ def test_later_attempts_are_forked_from_a_server_that_has_pytorch_and_end_as_if_
     ]
     assert len(server) == 1
     agent.wait_until(lambda: "the fork server is ready" in (agent.folder / "agent.log").read_text())
+    ordered = time.monotonic()
     agent.send("/order", order_of(agent, 2, entry, plan, ranks_per_node=2, drain_seconds=30))
     agent.wait_until(lambda: any(step["attempt"] == 2 for step in steps_of(log)))
+    took = time.monotonic() - ordered
+    # where that time went, from the order to the first step's end
+    stages = next(step for step in steps_of(log) if step["attempt"] == 2)["reconfiguration_seconds"]
+    assert list(stages) == [stage.value for stage in Stage]
+    assert all(seconds > 0 for seconds in stages.values()), stages
+    assert 0.8 * took < sum(stages.values()) < took + 0.1, (took, stages)
+    served = agent.rank_metrics(0)
+    for stage, seconds in stages.items():
+        shown = re.search(rf'catj_rank_reconfiguration_seconds{{[^}}]*stage="{stage}"[^}}]*}} (\S+)', served)
+        assert float(shown[1]) == pytest.approx(seconds)
     # torchrun, and below it the ranks, none of which was started from a file of its own
     _, *ranks = descendants(server[0])
     assert len(ranks) == 2

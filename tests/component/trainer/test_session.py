@@ -97,7 +97,9 @@ def test_digits_are_learnt_and_a_run_stopped_and_resumed_under_another_degree_is
     assert second.accuracy > 0.95
     losses = [[step["loss"] for step in steps_of(run / "steps.jsonl")] for run in (folder, tmp_path / "whole")]
     assert losses[0] == pytest.approx(losses[1], abs=1e-3)
-    step = steps_of(tmp_path / "whole" / "steps.jsonl")[50]
+    start, step = (steps_of(tmp_path / "whole" / "steps.jsonl")[number] for number in (0, 50))
+    assert list(start["reconfiguration_seconds"]) == ["rendezvous", "rebuild", "load", "first_step"]
+    assert "reconfiguration_seconds" not in step
     assert sum(step["seconds"].values()) == pytest.approx(step["step_seconds"], rel=0.02)
     assert step["seconds"]["communication"] > 0
     assert step["bytes"]["data"] > 0

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cost_aware_operator.observing.samples import RankSample, Scrape, ScrapeError, observe, parse_rank
-from cost_aware_trainer.contract import Phase
+from cost_aware_trainer.contract import Phase, Stage
 
 TEXT = """# TYPE catj_rank_step gauge
 catj_rank_step{namespace="n",job="j",attempt="3",rank="1"} 42.0
@@ -29,6 +29,21 @@ def test_a_rank_s_metrics_are_read_and_what_is_not_finite_is_absent() -> None:
     read = parse_rank(TEXT)
     assert (read.rank, read.attempt, read.step, read.tokens, read.loss) == (1, 3, 42, 1000.0, None)
     assert read.phase_seconds == {Phase.COMPUTE: 7.5}
+
+
+def test_how_long_an_attempt_took_to_its_first_step_is_read_by_stage_and_what_it_did_not_have_is_absent() -> None:
+    stage = '# TYPE catj_rank_reconfiguration_seconds gauge\ncatj_rank_reconfiguration_seconds{{rank="1",attempt="3",stage="{}"}} {}\n'
+    text = "".join(
+        (
+            TEXT,
+            stage.format("drain", 1.5),
+            stage.format("save", 0),
+            stage.format("load", "NaN"),
+            stage.format("later", 3),
+        )
+    )
+    assert parse_rank(text).stage_seconds == {Stage.DRAIN: 1.5}
+    assert parse_rank(TEXT).stage_seconds == {}
 
 
 def test_the_slowest_rank_s_share_of_the_network_is_what_the_probe_found() -> None:

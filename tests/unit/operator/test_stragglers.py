@@ -21,7 +21,7 @@ from cost_aware_operator.adjusting.simulate import SLOW_NODE, World, simulate
 from cost_aware_operator.adjusting.situation import Action, SlowNode, Verdict
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.spec import AdjustPolicy, Objective
-from cost_aware_operator.api.status import ConditionType
+from cost_aware_operator.api.status import ConditionType, StagesStatus
 from cost_aware_operator.control.decide import decide
 from cost_aware_operator.control.decision import Decision
 from cost_aware_operator.control.facts import Facts
@@ -34,7 +34,7 @@ from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.order import run_order
 from cost_aware_operator.workload.placement import could_take
 from cost_aware_operator.workload.views import NodeView, Taint
-from cost_aware_trainer.contract import AgentPhase, Phase
+from cost_aware_trainer.contract import AgentPhase, Phase, Stage
 
 
 def scrapes(works: list[list[float]], attempt: int = 1) -> list[Scrape]:
@@ -299,9 +299,11 @@ def test_pods_save_and_end_before_new_ones_are_made_and_each_stage_may_be_repeat
     assert decision.record.fruitless == 0
     seen = scrapes([[0.4, 0.4]] * 2, 2)
     running = {f"new-{i}": agent(i, AgentPhase.RUNNING, 2) for i in range(2)}
-    samples = {f"new-{i}": (seen[-1].ranks[i],) for i in range(2)}
+    stages = [{Stage.RELAUNCH: 2.0, Stage.LOAD: 0.25}, {Stage.RELAUNCH: 3.0}]
+    samples = {f"new-{i}": (replace(seen[-1].ranks[i], stage_seconds=stages[i]),) for i in range(2)}
     given, decision = step(given, decision, agents=running, samples=samples, scrapes=seen)
     assert decision.record.changes[-1].downtime_seconds is not None
+    assert decision.status.adjustments[-1].stages == StagesStatus(relaunch=3.0, load=0.25)
     assert decision.status.stragglers == ()
     assert decision.status.adjustments[-1].kind == "Move"
 

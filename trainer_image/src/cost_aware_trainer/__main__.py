@@ -22,11 +22,13 @@ from cost_aware_trainer.contract import (
     Metric,
     RunPlan,
     RunResult,
+    Stage,
 )
 from cost_aware_trainer.metrics import RankMetrics
 from cost_aware_trainer.probe import probe_links
 from cost_aware_trainer.reconfigure import Succession
 from cost_aware_trainer.results import StepsLog, StopSignal, Surroundings
+from cost_aware_trainer.stages import Stopwatch
 from cost_aware_trainer.train import DivergedError, Trainer
 from cost_aware_trainer.validation import InvalidRunError, check_plan
 
@@ -64,11 +66,13 @@ def run_rank(options: argparse.Namespace, surroundings: Surroundings) -> RunResu
     Raises:
         InvalidRunError: the run can never work.
     """
+    start = Stopwatch.of_start(surroundings.launch)
     plan = read_plan(Path(options.plan), int(os.environ.get("WORLD_SIZE", "1")))
     stop_signal = StopSignal(surroundings)
     stop_signal.listen()
     rendezvous = Rendezvous.from_environment()
     ranks = rendezvous.join("first")
+    start.end(Stage.RENDEZVOUS)
     succession = Succession(stop_signal.reconfiguration, stop_signal.written_seconds_ago, rendezvous.join)
     metrics = RankMetrics(ranks.rank)
     metrics.set(Metric.TOTAL_STEPS, plan.steps)
@@ -76,7 +80,7 @@ def run_rank(options: argparse.Namespace, surroundings: Surroundings) -> RunResu
     metrics.set_links(probe_links(ranks))
     steps_log = StepsLog(options.steps_log if ranks.is_first else None)
     try:
-        result = train(plan, ranks, surroundings, metrics, steps_log, stop_signal, succession)
+        result = train(plan, ranks, surroundings, metrics, steps_log, stop_signal, succession, start)
     finally:
         steps_log.close()
     ranks.heart.close()
@@ -91,10 +95,11 @@ def train(
     steps_log: StepsLog,
     stop_signal: StopSignal,
     succession: Succession,
+    start: Stopwatch,
 ) -> RunResult:
     """Trains; what all ranks fail of together becomes a FAILED result instead of a traceback."""
     try:
-        trainer = Trainer(plan, ranks, surroundings, metrics, steps_log, stop_signal.is_set, succession)
+        trainer = Trainer(plan, ranks, surroundings, metrics, steps_log, stop_signal.is_set, succession, start)
     except CheckpointError as error:
         return RunResult(outcome=AgentPhase.FAILED, total_steps=plan.steps, message=str(error))
     try:

@@ -10,6 +10,7 @@ from cost_aware_trainer.contract import (
     ENV_ATTEMPT,
     ENV_CONTROL_FILE,
     ENV_JOB,
+    ENV_LAUNCH,
     ENV_MEMORY_FOLDER,
     ENV_NAMESPACE,
     ENV_PLAN_FILE,
@@ -17,6 +18,7 @@ from cost_aware_trainer.contract import (
     ENV_RECONFIGURED_FILE,
     ENV_RESULT_FILE,
     Control,
+    Launch,
     RunOrder,
 )
 from cost_aware_trainer.results import write_atomically
@@ -25,7 +27,9 @@ PULSES = "pulses"
 """The folder of the ranks' heartbeats, in that of the attempt."""
 
 
-def write_attempt(order: RunOrder, folder: Path, memory: Path, inherited: Mapping[str, str]) -> dict[str, str]:
+def write_attempt(
+    order: RunOrder, folder: Path, memory: Path, launch: Launch, inherited: Mapping[str, str]
+) -> dict[str, str]:
     """Writes the attempt's files; returns the environment that tells the ranks of them, besides what they inherit.
 
     `memory` is a memory-backed folder that outlives attempts.
@@ -47,6 +51,7 @@ def write_attempt(order: RunOrder, folder: Path, memory: Path, inherited: Mappin
         ENV_RESULT_FILE: str(folder / "result.json"),
         ENV_RECONFIGURED_FILE: str(folder / "reconfigured.json"),
         ENV_PULSE_FOLDER: str(folder / PULSES),
+        ENV_LAUNCH: launch.to_json(),
         ENV_MEMORY_FOLDER: str(memory / f"{order.namespace}-{order.job}"),
     }
     if order.plan is not None:

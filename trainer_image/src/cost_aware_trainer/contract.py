@@ -1,19 +1,16 @@
 """What the operator and the trainer agree on: the run plan, the agent's messages, metric names, exit codes.
 
 Nothing but the standard library is imported here, so that the operator can read it without torch and the agent starts
-in milliseconds. Every message is JSON. A message is read strictly: an unknown or missing field, or a value of the
-wrong kind, raises `ContractError` naming the field, because two sides that guess are worse than one that stops.
+in milliseconds. Every message is JSON, read strictly; see `messages`.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import types
-import typing
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+
+from cost_aware_trainer.messages import ContractError as ContractError
+from cost_aware_trainer.messages import Message as Message
 
 CONTRACT_VERSION = 1
 """Grows when an older agent could misread a newer operator's order. The agent refuses what it does not know."""
@@ -48,6 +45,8 @@ ENV_METRICS_PORT = "CATJ_METRICS_PORT"
 ENV_NODE = "CATJ_NODE"
 """The name of the pod's node, for messages."""
 ENV_MEMORY_FOLDER = "CATJ_MEMORY_FOLDER"
+ENV_LAUNCH = "CATJ_LAUNCH"
+"""A `Launch`, as JSON: how the attempt came to be started."""
 ENV_PULSE_FOLDER = "CATJ_PULSE_FOLDER"
 """Set by the agent for the ranks it starts; a rank started by hand has none of them and does without."""
 
@@ -120,7 +119,23 @@ class Metric(StrEnum):
 
 METRIC_LABELS = ("namespace", "job", "attempt", "rank")
 """On every series; `PHASE_SECONDS` has `phase` besides, `RECONFIGURATION_SECONDS` has `stage`, and the two of links have `level`."""
-RECONFIGURATION_STAGES = ("drain", "save", "rebuild", "load", "first_step")
+
+
+class Stage(StrEnum):
+    """Where the time goes between an order and the end of the first step under it, in this order."""
+
+    DRAIN = "drain"
+    """Until ranks that ran before have reached a step boundary, and, where they end, until they have."""
+    SAVE = "save"
+    """In process a copy in memory; otherwise the checkpoint that they end with."""
+    RELAUNCH = "relaunch"
+    """Until the new ranks' processes have imported what they need; not in process."""
+    RENDEZVOUS = "rendezvous"
+    """Until all ranks have met; in process it is a part of `rebuild`."""
+    REBUILD = "rebuild"
+    """Groups, mesh, data and model; links are measured where the processes are new."""
+    LOAD = "load"
+    FIRST_STEP = "first_step"
 
 
 class AgentPhase(StrEnum):
@@ -138,78 +153,6 @@ class AgentPhase(StrEnum):
     """torchrun ended badly; a new attempt may help."""
     INVALID = "invalid"
     """The plan can never work; `message` says why."""
-
-
-class ContractError(ValueError):
-    """A message that does not follow the contract. The text names the field and says what was expected."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Message:
-    """Base of all messages: strict JSON in both directions."""
-
-    def to_json(self) -> str:
-        """The message as one line of JSON with sorted keys, the same text for the same content."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> Self:
-        """Reads a message.
-
-        Raises:
-            ContractError: not JSON, not an object, or a field is unknown, missing or of the wrong kind.
-        """
-        try:
-            document = json.loads(text)
-        except ValueError as error:
-            raise ContractError(f"{cls.__name__}: not JSON: {error}") from None
-        return cls.from_document(document)
-
-    @classmethod
-    def from_document(cls, document: object) -> Self:
-        """Reads a message from already parsed JSON; raises as `from_json`."""
-        message = _read(cls, document, cls.__name__)
-        assert isinstance(message, cls)  # noqa: S101  for the type checker
-        return message
-
-
-def _read(kind: Any, value: object, where: str) -> object:
-    """One value of a declared kind: a message, a tuple of one kind, an optional, or a JSON scalar."""
-    if dataclasses.is_dataclass(kind):
-        return _read_message(typing.cast("type", kind), value, where)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (typing.Union, types.UnionType):
-        if value is None:
-            return None
-        return _read(next(a for a in arguments if a is not type(None)), value, where)
-    if origin is tuple:
-        if not isinstance(value, list | tuple):
-            raise ContractError(f"{where}: expected a list, got {type(value).__name__}")
-        return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
-    if isinstance(kind, type) and issubclass(kind, StrEnum):
-        if value not in [member.value for member in kind]:
-            raise ContractError(f"{where}: expected one of {', '.join(kind)}, got {value!r}")
-        return kind(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (kind in (int, float) and isinstance(value, bool)):
-        raise ContractError(f"{where}: expected {kind.__name__}, got {value!r}")
-    return value
-
-
-def _read_message(kind: type, value: object, where: str) -> object:
-    if not isinstance(value, dict):
-        raise ContractError(f"{where}: expected an object, got {type(value).__name__}")
-    fields = {f.name: f for f in dataclasses.fields(kind)}
-    unknown = sorted(set(value) - set(fields))
-    if unknown:
-        raise ContractError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(fields)}")
-    for name, declared in fields.items():
-        required = declared.default is dataclasses.MISSING and declared.default_factory is dataclasses.MISSING
-        if required and name not in value:
-            raise ContractError(f"{where}.{name}: missing")
-    kinds = typing.get_type_hints(kind)
-    return kind(**{name: _read(kinds[name], item, f"{where}.{name}") for name, item in value.items()})
 
 
 class Schedule(StrEnum):
@@ -419,6 +362,8 @@ class RunResult(Message):
     samples: int = 0
     samples_checksum: str = ""
     message: str = ""
+    save_seconds: float = field(default=0.0, compare=False)
+    """How long ranks that were asked to stop took to save; not a part of what was trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -440,6 +385,18 @@ class Reconfiguration(Message):
 
     attempt: int
     plan: RunPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch(Message):
+    """What an agent knows of an attempt's start before its ranks run: how long it took to get there.
+
+    `at_seconds` is the clock that all processes of a node share (CLOCK_MONOTONIC). Both durations are 0 where nothing ran.
+    """
+
+    at_seconds: float
+    drain_seconds: float = 0.0
+    save_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,10 @@ from cost_aware_trainer.contract import (
     ENV_NAMESPACE,
     METRIC_LABELS,
     METRICS_PORT,
-    RECONFIGURATION_STAGES,
     LinkLevel,
     Metric,
     Phase,
+    Stage,
 )
 from cost_aware_trainer.phases import Lap
 from cost_aware_trainer.probe import LinkFacts
@@ -47,7 +47,7 @@ HELP = {
     Metric.CHECKPOINT_STEP: "Step of the newest finished checkpoint.",
     Metric.RESUMED_STEP: "Step that this attempt resumed from; 0 for a fresh start.",
     Metric.RECONFIGURATIONS: "Times that this process went on under another plan without being restarted.",
-    Metric.RECONFIGURATION_SECONDS: "How long the last of them took, by stage, from the order to the first step's end.",
+    Metric.RECONFIGURATION_SECONDS: "How long this attempt took from its order to its first step's end, by stage.",
     Metric.LINK_LATENCY: "How long a message between two ranks waits, by level of the link, seconds; measured at the start.",
     Metric.LINK_BANDWIDTH: "Bytes a second between two ranks while their neighbours send too, by level; measured at the start.",
 }
@@ -89,8 +89,8 @@ class RankMetrics:
         """Makes series exist before they have a value to show."""
         for phase in Phase:
             self._counters[Metric.PHASE_SECONDS].labels(**self._labels, phase=phase.value)
-        for stage in RECONFIGURATION_STAGES:
-            self._gauges[Metric.RECONFIGURATION_SECONDS].labels(**self._labels, stage=stage)
+        for stage in Stage:
+            self._gauges[Metric.RECONFIGURATION_SECONDS].labels(**self._labels, stage=stage.value)
         self._counters[Metric.RECONFIGURATIONS].labels(**self._labels)
         self.set_links(self._links)
 
@@ -108,11 +108,10 @@ class RankMetrics:
         for metric, value in kept.items():
             self.set(metric, value)
 
-    def add_reconfiguration(self, seconds: dict[str, float]) -> None:
-        """Notes a reconfiguration and how long its stages took."""
-        self.add(Metric.RECONFIGURATIONS, 1)
-        for stage, stage_seconds in seconds.items():
-            self._gauges[Metric.RECONFIGURATION_SECONDS].labels(**self._labels, stage=stage).set(stage_seconds)
+    def set_stages(self, stage_seconds: Mapping[Stage, float]) -> None:
+        """Shows how long the attempt took to its first step; stages that it did not have stay 0."""
+        for stage, seconds in stage_seconds.items():
+            self._gauges[Metric.RECONFIGURATION_SECONDS].labels(**self._labels, stage=stage.value).set(seconds)
 
     def set_links(self, links: Mapping[LinkLevel, LinkFacts]) -> None:
         """Shows what the probe of links found; it stays for all attempts of this process."""

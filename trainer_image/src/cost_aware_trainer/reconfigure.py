@@ -7,7 +7,6 @@ comes from the receiver itself if it is one of them, and otherwise from replicas
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -31,20 +30,6 @@ class Succession:
     newest: Callable[[], Reconfiguration | None]
     written_seconds_ago: Callable[[], float]
     rejoin: Callable[[str], Ranks]
-
-
-class Stopwatch:
-    """Times the stages of a reconfiguration, the first from when it was ordered."""
-
-    def __init__(self, ordered_seconds_ago: float) -> None:
-        self._since_seconds = time.perf_counter() - ordered_seconds_ago
-        self.stage_seconds: dict[str, float] = {}
-
-    def end(self, stage: str) -> None:
-        """Ends a stage; the next begins."""
-        now_seconds = time.perf_counter()
-        self.stage_seconds[stage] = now_seconds - self._since_seconds
-        self._since_seconds = now_seconds
 
 
 @dataclass(frozen=True)

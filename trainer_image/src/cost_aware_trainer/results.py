@@ -14,9 +14,11 @@ from typing import Any, TextIO
 from cost_aware_trainer.contract import (
     ENV_ATTEMPT,
     ENV_CONTROL_FILE,
+    ENV_LAUNCH,
     ENV_RECONFIGURED_FILE,
     ENV_RESULT_FILE,
     Control,
+    Launch,
     Reconfiguration,
     Reconfigured,
     RunResult,
@@ -41,13 +43,15 @@ class Surroundings:
     control_file: Path | None
     result_file: Path | None
     reconfigured_file: Path | None = None
+    launch: Launch | None = None
 
     @classmethod
     def from_environment(cls) -> Surroundings:
         """Reads the contract's variables."""
         names = (ENV_CONTROL_FILE, ENV_RESULT_FILE, ENV_RECONFIGURED_FILE)
         control, result, reconfigured = (Path(os.environ[name]) if os.environ.get(name) else None for name in names)
-        return cls(int(os.environ.get(ENV_ATTEMPT, "0")), control, result, reconfigured)
+        launch = Launch.from_json(os.environ[ENV_LAUNCH]) if os.environ.get(ENV_LAUNCH) else None
+        return cls(int(os.environ.get(ENV_ATTEMPT, "0")), control, result, reconfigured, launch)
 
     def write_result(self, result: RunResult) -> None:
         """Leaves a result for the agent, if there is one to read it."""

@@ -19,6 +19,8 @@ class PeriodicSaves:
         self._interval_seconds = interval_seconds
         self._failure = ""
         self._saved_at_seconds = time.monotonic()
+        self.waited_seconds = 0.0
+        """How long the last save took that the ranks waited for."""
 
     def join(self, ranks: Ranks, interval_seconds: float) -> None:
         """Goes on with new process groups; no save may be under way."""
@@ -46,11 +48,13 @@ class PeriodicSaves:
         Raises:
             CheckpointError: one of the two failed on a rank.
         """
+        began_seconds = time.monotonic()
         self.settle()
         self._checkpointer.start_save(progress, attempt, parts, checksums)
         if wait:
             self.settle()
             self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
+            self.waited_seconds = time.monotonic() - began_seconds
         self._saved_at_seconds = time.monotonic()
 
     def settle(self) -> None:

@@ -25,7 +25,16 @@ from torch import Tensor, nn
 
 from cost_aware_trainer.checkpoint import Checkpointer, CheckpointError, Progress
 from cost_aware_trainer.collectives import Ranks, Rendezvous, StepVote, combine, combine_bytes, disconnect
-from cost_aware_trainer.contract import EXIT_INVALID, AgentPhase, CheckpointPlan, DegreesPlan, Metric, Phase, RunResult
+from cost_aware_trainer.contract import (
+    EXIT_INVALID,
+    AgentPhase,
+    CheckpointPlan,
+    DegreesPlan,
+    Metric,
+    Phase,
+    RunResult,
+    Stage,
+)
 from cost_aware_trainer.gradients import DataSum, Held
 from cost_aware_trainer.layout import Box
 from cost_aware_trainer.manifests import RunFacts
@@ -36,6 +45,7 @@ from cost_aware_trainer.results import StepsLog, StopSignal, Surroundings
 from cost_aware_trainer.samples import SampleOrder, Shard, add_checksums, checksum, checksum_text
 from cost_aware_trainer.saves import PeriodicSaves
 from cost_aware_trainer.session_state import WholeChecksums, allocate_state, whole_parts
+from cost_aware_trainer.stages import Stopwatch
 from cost_aware_trainer.stragglers import WorkMeter, book_straggler_wait
 from cost_aware_trainer.traffic import Axis
 from cost_aware_trainer.validation import InvalidRunError
@@ -110,15 +120,19 @@ class TrainingSession:
 
     def __enter__(self) -> Self:
         """Joins the other ranks and resumes from the newest checkpoint; a run that can never work exits with EXIT_INVALID."""
+        start = Stopwatch.of_start(self._surroundings.launch)
         try:
             self._check()
             self._stop.listen()
-            self._join()
+            self._join(start)
+            start.end(Stage.REBUILD)
             self._resume()
+            start.end(Stage.LOAD)
         except InvalidRunError as error:
             self._surroundings.write_result(RunResult(outcome=AgentPhase.INVALID, message=str(error)))
             print(f"invalid run: {error}", file=sys.stderr, flush=True)
             sys.exit(EXIT_INVALID)
+        self._stage_seconds = start.stage_seconds
         self._clock = PhaseClock(synchronise=self.ranks.synchronise, on_phase=self._beat)
         self._work = WorkMeter(self._clock)
         return self
@@ -150,7 +164,7 @@ class TrainingSession:
             if value < 1:
                 raise InvalidRunError(f"{name}: {value} is not positive; write at least 1")
 
-    def _join(self) -> None:
+    def _join(self, start: Stopwatch) -> None:
         rendezvous = Rendezvous.from_environment()
         unit = rendezvous.size * self._micro_batches
         if self.global_samples % unit:
@@ -159,6 +173,7 @@ class TrainingSession:
                 f"micro-batches; write {(self.global_samples // unit + 1) * unit}, or start another number of ranks"
             )
         self.ranks: Ranks = rendezvous.join("first")
+        start.end(Stage.RENDEZVOUS)
         self._shard = Shard(self.global_samples, self.ranks.rank, self.ranks.size)
         self._mesh = data_mesh(self.ranks)
         self.model.to(self.ranks.device)
@@ -332,6 +347,10 @@ class TrainingSession:
         lap, progress = self._clock.lap(), self._progress
         self._work.end(lap)
         sent_bytes = self._mesh.traffic.take_bytes()[Axis.DATA] + combine_bytes(self.ranks)
+        stage_seconds, self._stage_seconds = self._stage_seconds, {}
+        if stage_seconds:
+            stage_seconds[Stage.FIRST_STEP] = lap.step_seconds
+            self._metrics.set_stages(stage_seconds)
         gauges = {
             Metric.STEP: progress.step,
             Metric.LOSS: progress.loss or 0.0,
@@ -358,6 +377,7 @@ class TrainingSession:
                 "step_seconds": lap.step_seconds,
                 "seconds": {phase.value: seconds for phase, seconds in lap.phase_seconds.items()},
                 "overlapped_seconds": overlapped_seconds,
+                **({"reconfiguration_seconds": stage_seconds} if stage_seconds else {}),
                 "bytes": {Axis.DATA.value: sent_bytes},
             }
         )
@@ -372,6 +392,7 @@ class TrainingSession:
             samples=self.step_number * self.global_samples,
             samples_checksum=self.samples_checksum,
             message=message,
+            save_seconds=self._saves.waited_seconds,
         )
         if self.ranks.local_rank == 0:
             self._surroundings.write_result(result)

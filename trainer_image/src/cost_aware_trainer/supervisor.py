@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import os
@@ -24,6 +25,7 @@ from cost_aware_trainer.contract import (
     AgentStatus,
     ContractError,
     Control,
+    Launch,
     Reconfiguration,
     Reconfigured,
     Release,
@@ -112,6 +114,7 @@ class Supervisor:
         self._followed: RunOrder | None = None
         self._reconfigure_deadline_seconds: float | None = None
         self._drain_deadline_seconds: float | None = None
+        self._ordered_at_seconds = 0.0
         self._is_new = False
         self._is_released = False
         self._is_terminating = False
@@ -147,7 +150,7 @@ class Supervisor:
                 return Answer(HTTPStatus.OK, f"attempt {known} is known")
             if self._is_terminating:
                 return Answer(HTTPStatus.SERVICE_UNAVAILABLE, "this pod is terminating")
-            self._order, self._is_new = order, True
+            self._order, self._is_new, self._ordered_at_seconds = order, True, time.monotonic()
             self._set(attempt=order.attempt, phase=AgentPhase.RUNNING)
         return Answer(HTTPStatus.ACCEPTED, f"attempt {order.attempt} starts")
 
@@ -228,16 +231,29 @@ class Supervisor:
     def _launch(self, order: RunOrder) -> None:
         # The old attempt's peers are gone or will be: what it still computes is lost already.
         self._kill()
+        launch = self._facts_of_launch()
         self._launched = self._followed = order
         self._reconfigure_deadline_seconds = self._drain_deadline_seconds = None
-        environment = write_attempt(order, self._attempt_folder(order), self._settings.memory_folder, self._environment)
+        memory, folder = self._settings.memory_folder, self._attempt_folder(order)
+        environment = write_attempt(order, folder, memory, launch, self._environment)
         port = self._settings.rendezvous_port or rendezvous_port(order.attempt)
         logger.info("attempt %d: starting %d ranks of %d nodes", order.attempt, order.ranks_per_node, order.nodes)
         command = torchrun_command(order, self._settings.index, port)
         self._torchrun = self._launcher.start(order, command, environment)
         node, limit_seconds = self._settings.node or self._settings.pod, self._settings.stall_seconds
-        pulses = self._attempt_folder(order) / PULSES
-        self._watch = StallWatch(pulses, node, limit_seconds, is_own_program=order.plan is None)
+        self._watch = StallWatch(folder / PULSES, node, limit_seconds, is_own_program=order.plan is None)
+
+    def _facts_of_launch(self) -> Launch:
+        """How long it took from the order to now, and how much of it the ranks before took to save."""
+        save_seconds = 0.0
+        if self._drain_deadline_seconds is not None:
+            # ranks that did not get there in time have left nothing
+            with contextlib.suppress(OSError, ContractError):
+                left = RunResult.from_json((self._running_folder() / "result.json").read_bytes())
+                save_seconds = left.save_seconds
+        now_seconds = time.monotonic()
+        drain_seconds = max(0.0, now_seconds - self._ordered_at_seconds - save_seconds)
+        return Launch(at_seconds=now_seconds, drain_seconds=drain_seconds, save_seconds=save_seconds)
 
     def _hand_over(self, order: RunOrder) -> None:
         """Tells ranks that run to go on under another plan; if they do not, they are started anew."""

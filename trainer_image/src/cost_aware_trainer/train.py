@@ -20,7 +20,16 @@ from torch import Tensor
 from cost_aware_trainer.arrangement import Arrangement
 from cost_aware_trainer.checkpoint import Checkpointer, Progress
 from cost_aware_trainer.collectives import Ranks, StepVote, combine, combine_bytes, disconnect
-from cost_aware_trainer.contract import AgentPhase, Metric, Phase, Reconfiguration, Reconfigured, RunPlan, RunResult
+from cost_aware_trainer.contract import (
+    AgentPhase,
+    Metric,
+    Phase,
+    Reconfiguration,
+    Reconfigured,
+    RunPlan,
+    RunResult,
+    Stage,
+)
 from cost_aware_trainer.data import Corpus, DataError
 from cost_aware_trainer.manifests import RunFacts
 from cost_aware_trainer.metrics import RankMetrics, peak_memory_bytes
@@ -28,11 +37,12 @@ from cost_aware_trainer.models.decoder import model_flops_per_token, parameter_s
 from cost_aware_trainer.optimizer import learning_rate
 from cost_aware_trainer.phases import PhaseClock
 from cost_aware_trainer.prefetch import Prefetcher
-from cost_aware_trainer.reconfigure import Carried, Stopwatch, Succession, check_successor, hand_over
+from cost_aware_trainer.reconfigure import Carried, Succession, check_successor, hand_over
 from cost_aware_trainer.redundancy import MemoryTier
 from cost_aware_trainer.results import StepsLog, Surroundings
 from cost_aware_trainer.samples import SampleOrder, add_checksums, checksum, checksum_text
 from cost_aware_trainer.saves import PeriodicSaves
+from cost_aware_trainer.stages import Stopwatch
 from cost_aware_trainer.state import Part
 from cost_aware_trainer.stragglers import WorkMeter
 from cost_aware_trainer.streaming import open_data
@@ -81,11 +91,12 @@ class Trainer:
         steps_log: StepsLog,
         wants_stop: Callable[[], bool],
         succession: Succession | None = None,
+        start: Stopwatch | None = None,
     ) -> None:
+        watch = start or Stopwatch()
         self._plan, self._ranks, self._attempt = plan, ranks, surroundings.attempt
         self._metrics, self._steps_log, self._wants_stop = metrics, steps_log, wants_stop
         self._surroundings, self._succession = surroundings, succession
-        self._stage_seconds: dict[str, float] = {}
         self._corpus = open_corpus(plan, ranks)
         self._order = SampleOrder(self._corpus.windows, plan.seed)
         self._shapes = parameter_shapes(plan.model)
@@ -97,7 +108,10 @@ class Trainer:
         self._progress = Progress()
         self._heldout_loss: float | None = None
         self._is_superseded = False
+        watch.end(Stage.REBUILD)
         self._resume()
+        watch.end(Stage.LOAD)
+        self._stage_seconds = watch.stage_seconds
         self._clock = PhaseClock(synchronise=ranks.synchronise, on_phase=self._beat)
         self._work = WorkMeter(self._clock)
         self._saves = PeriodicSaves(self._checkpointer, ranks, metrics, plan.checkpoint.interval_seconds)
@@ -177,6 +191,7 @@ class Trainer:
             samples=self._progress.step * self._plan.batch.global_samples,
             samples_checksum=checksum_text(self._progress.checksum),
             message=message,
+            save_seconds=self._saves.waited_seconds,
         )
 
     def _step(self) -> bool:
@@ -264,14 +279,14 @@ class Trainer:
         watch = Stopwatch(started_seconds)
         self._saves.settle()
         self._memory.leave()
-        watch.end("drain")
+        watch.end(Stage.DRAIN)
         residuals = self._arrangement.drain_residuals()
         carried = Carried.of(self._plan, self._progress.step, self._arrangement.parts(), residuals)
         # what was read ahead is for the old place
         self._prefetcher.ahead(())
         self._arrangement.close()
         del self._arrangement
-        watch.end("save")
+        watch.end(Stage.SAVE)
         disconnect()
         # What refers to itself in a circle would keep groups alive, and with them their threads.
         gc.collect()
@@ -279,9 +294,9 @@ class Trainer:
         self._saves.join(self._ranks, newest.plan.checkpoint.interval_seconds)
         self._memory.join(newest.plan, self._ranks)
         self._arrangement = Arrangement(newest.plan, self._ranks, self._shapes)
-        watch.end("rebuild")
+        watch.end(Stage.REBUILD)
         self._arrangement.owe(hand_over(carried, newest.plan, self._arrangement.parts(), self._shapes, self._ranks))
-        watch.end("load")
+        watch.end(Stage.LOAD)
         self._plan, self._attempt = newest.plan, newest.attempt
         self._metrics.start_attempt(newest.attempt)
         self._metrics.set(Metric.RESUMED_STEP, self._progress.step)
@@ -291,10 +306,13 @@ class Trainer:
         self._clock.lap()
         self._work.end(None)
 
-    def _note_reconfiguration(self, stage_seconds: dict[str, float]) -> None:
-        """After the first step under a new plan: says how long it took, from the order on."""
-        self._metrics.add_reconfiguration(stage_seconds)
-        seconds = {f"{stage}_seconds": value for stage, value in stage_seconds.items()}
+    def _note_first_step(self, stage_seconds: dict[Stage, float]) -> None:
+        """Says how long it took to get here, from the order on; in process, to the agent too."""
+        self._metrics.set_stages(stage_seconds)
+        if self._attempt == self._surroundings.attempt:
+            return
+        self._metrics.add(Metric.RECONFIGURATIONS, 1)
+        seconds = {f"{stage.value}_seconds": value for stage, value in stage_seconds.items()}
         told = Reconfigured(attempt=self._attempt, step=self._progress.step, **seconds)
         self._surroundings.write_reconfigured(told)
         if self._ranks.is_first:
@@ -333,10 +351,10 @@ class Trainer:
         sent_bytes[Axis.DATA] += combine_bytes(self._ranks)
         lap = self._clock.lap()
         self._work.end(lap)
-        reconfiguration, self._stage_seconds = self._stage_seconds, {}
-        if reconfiguration:
-            reconfiguration["first_step"] = lap.step_seconds
-            self._note_reconfiguration(reconfiguration)
+        stage_seconds, self._stage_seconds = self._stage_seconds, {}
+        if stage_seconds:
+            stage_seconds[Stage.FIRST_STEP] = lap.step_seconds
+            self._note_first_step(stage_seconds)
         # Every sample counts on all ranks of its replica; over the run's ranks they add up to the global batch.
         samples = plan.batch.global_samples / plan.degrees.ranks
         gauges = {
@@ -367,7 +385,7 @@ class Trainer:
             "step_seconds": lap.step_seconds,
             "seconds": {phase.value: seconds for phase, seconds in lap.phase_seconds.items()},
             "overlapped_seconds": overlapped_seconds,
-            **({"reconfiguration_seconds": reconfiguration} if reconfiguration else {}),
+            **({"reconfiguration_seconds": stage_seconds} if stage_seconds else {}),
             "bytes": {axis.value: sent for axis, sent in sent_bytes.items()},
         }
         self._steps_log.write(entry)

@@ -22,9 +22,9 @@ from cost_aware_trainer.contract import Metric
 READ = (
     Metric.STEP, Metric.TOTAL_STEPS, Metric.STEPS, Metric.TOKENS, Metric.STEP_SECONDS, Metric.MODEL_FLOPS,
     Metric.COMMUNICATION_BYTES, Metric.MEMORY_BYTES, Metric.LOSS, Metric.HELDOUT_LOSS, Metric.CHECKPOINT_STEP,
-    Metric.RESUMED_STEP, Metric.PHASE_SECONDS, Metric.LINK_BANDWIDTH,
+    Metric.RESUMED_STEP, Metric.PHASE_SECONDS, Metric.LINK_BANDWIDTH, Metric.RECONFIGURATION_SECONDS,
 )  # fmt: skip
-MAX_BYTES = 16 * 2**20
+MAX_BYTES = 20 * 2**20
 """Of an answer: some 2,500 ranks."""
 STALE_SECONDS = 120.0
 """A sample that is older says nothing of the present."""
@@ -42,6 +42,7 @@ class _Series:
     values: dict[str, float] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=dict)
     links: dict[str, float] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
     age_seconds: float = 0.0
 
 
@@ -84,10 +85,13 @@ class PrometheusSource:
     async def _series(self, job: JobKey) -> dict[int, _Series]:
         """By rank, those of its newest attempt."""
         wanted = "|".join(READ)
+        headers = await self._headers()
         read, told = await asyncio.gather(
-            self._query(" or ".join(_selectors(f'__name__=~"{wanted}"', job))),
+            self._query(" or ".join(_selectors(f'__name__=~"{wanted}"', job)), headers),
             # of anything but a selector, `timestamp` is the time of the query
-            self._query(" or ".join(f"timestamp({one})" for one in _selectors(f'__name__="{Metric.STEPS}"', job))),
+            self._query(
+                " or ".join(f"timestamp({one})" for one in _selectors(f'__name__="{Metric.STEPS}"', job)), headers
+            ),
         )
         found: dict[int, _Series] = {}
         for labels, _, value in read:
@@ -103,6 +107,8 @@ class PrometheusSource:
                 known.phases[labels.get("phase", "")] = value
             elif name == Metric.LINK_BANDWIDTH:
                 known.links[labels.get("level", "")] = value
+            elif name == Metric.RECONFIGURATION_SECONDS:
+                known.stages[labels.get("stage", "")] = value
             else:
                 known.values[name] = value
         for labels, now, then in told:
@@ -111,20 +117,28 @@ class PrometheusSource:
                 found[rank].age_seconds = max(0.0, now - then)
         return found
 
-    def _headers(self) -> dict[str, str]:
-        headers = {"Accept-Encoding": "identity"}
-        if self._token_file is not None:
-            headers["Authorization"] = f"Bearer {self._token_file.read_text().strip()}"
-        return headers
+    async def _headers(self) -> dict[str, str]:
+        """With the token as it is now.
 
-    async def _query(self, query: str) -> list[tuple[Mapping[str, str], float, float]]:
+        Raises:
+            PrometheusError: it cannot be read.
+        """
+        headers = {"Accept-Encoding": "identity"}
+        if self._token_file is None:
+            return headers
+        try:
+            token = await asyncio.to_thread(self._token_file.read_text)
+        except (OSError, UnicodeError) as error:
+            raise PrometheusError(f"the token for {self._url}: {error!r}") from error
+        return {**headers, "Authorization": f"Bearer {token.strip()}"}
+
+    async def _query(self, query: str, headers: Mapping[str, str]) -> list[tuple[Mapping[str, str], float, float]]:
         """Labels, time of evaluation and value of each element.
 
         Raises:
             PrometheusError: no answer in time, one too large, or one that is none.
         """
         try:
-            headers = await asyncio.to_thread(self._headers)
             async with self._session.post(
                 self._url, data={"query": query}, timeout=self._timeout, headers=headers
             ) as answer:
@@ -157,7 +171,7 @@ def _sample(series: _Series | None) -> RankSample:
         raise ScrapeError("Prometheus has no series of it: does it scrape the pods' metrics ports?")
     if series.age_seconds > STALE_SECONDS:
         raise ScrapeError(f"Prometheus read it last {series.age_seconds:.0f} s ago")
-    return sample_of(series.labels, series.values, series.phases, series.links)
+    return sample_of(series.labels, series.values, series.phases, series.links, series.stages)
 
 
 def _whole(text: str | None) -> int | None:

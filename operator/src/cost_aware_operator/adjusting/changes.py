@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
@@ -66,6 +67,8 @@ class Change:
     realised_step_usd: float | None = None
     realised_savings_usd: float | None = None
     downtime_seconds: float | None = None
+    stage_seconds: Mapping[str, float] = field(default_factory=dict)
+    """What the ranks say of it, by `Stage`; empty where they do not tell."""
     outcome: ChangeOutcome = ChangeOutcome.IN_PROGRESS
 
     def before_at(self, node_usd: float) -> float:

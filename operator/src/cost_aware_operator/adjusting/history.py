@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -64,13 +65,21 @@ class History:
         )
         return History((*judged.changes, change)[-KEPT:], judged.barred)
 
-    def resumed(self, now: datetime) -> History:
-        """With the first step under the newest change done."""
+    def resumed(self, now: datetime, stage_seconds: Mapping[str, float] | None = None) -> History:
+        """With the first step under the newest change done, and how long its stages took."""
         last = self.last
         if last is None or last.outcome is not ChangeOutcome.IN_PROGRESS:
             return self
         downtime = (now - last.at).total_seconds()
-        return self._with_last(replace(last, resumed_at=now, downtime_seconds=downtime, outcome=ChangeOutcome.CHECKING))
+        return self._with_last(
+            replace(
+                last,
+                resumed_at=now,
+                downtime_seconds=downtime,
+                stage_seconds=dict(stage_seconds or {}),
+                outcome=ChangeOutcome.CHECKING,
+            )
+        )
 
     def judged(self, situation: Situation) -> History:
         """With what the newest change has come to, once a window is measured under it."""

@@ -286,6 +286,25 @@ class CostStatus(ApiModel):
     """The day it was true."""
 
 
+class StagesStatus(ApiModel):
+    """Seconds between the agents' being told of a change and the end of the first step under it, by stage."""
+
+    drain: float = 0.0
+    """Until the ranks before reached a step boundary, and ended where they do."""
+    save: float = 0.0
+    """The checkpoint that they ended with, or a copy in memory."""
+    relaunch: float = 0.0
+    """Until new ranks have imported what they need; 0 where the same processes go on."""
+    rendezvous: float = 0.0
+    """Until new ranks have met."""
+    rebuild: float = 0.0
+    """Groups, mesh, data and model."""
+    load: float = 0.0
+    """The state, from the volume or from memory."""
+    first_step: float = 0.0
+    """The first step itself."""
+
+
 class AdjustmentStatus(ApiModel):
     """One change of degrees or nodes: what was promised, and what came of it."""
 
@@ -307,6 +326,8 @@ class AdjustmentStatus(ApiModel):
     """The same with what was measured after; absent until then."""
     downtime_seconds: float | None = None
     """From the decision to the first step under the new plan."""
+    stages: StagesStatus | None = None
+    """What the ranks say of that time: pods that come and go, and the operator's looks at them, are beside it."""
     outcome: Text
     """InProgress, Checking, Kept, RolledBack, Failed or Superseded."""
 

@@ -16,7 +16,7 @@ from cost_aware_operator.control.slow import free_nodes, slow_node_of, spare_nod
 from cost_aware_operator.ledger.blocks import Baseline
 from cost_aware_operator.observing.samples import observe
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space
-from cost_aware_trainer.contract import Phase
+from cost_aware_trainer.contract import Phase, Stage
 
 START_SECONDS = 300.0
 """From the order of a change to its first step; a change that takes longer has failed."""
@@ -158,9 +158,13 @@ def _checked(facts: Facts) -> RunRecord:
     last = record.changes[-1] if record.changes else None
     if last is None or record.attempt < last.attempt:
         return record
-    if not any(s.attempt == record.attempt and s.steps > 0 for s in current_samples(facts)):
+    stepped = [s for s in current_samples(facts) if s.attempt == record.attempt and s.steps > 0]
+    if not stepped:
         return record
-    return _with(record, history_of(record).resumed(facts.now))
+    # ranks do not wait for each other in all of them: the longest is what the run has waited for
+    stages = {s.value: max(one.stage_seconds.get(s, 0.0) for one in stepped) for s in Stage}
+    told = {stage: round(seconds, 3) for stage, seconds in stages.items() if seconds > 0}
+    return _with(record, history_of(record).resumed(facts.now, told))
 
 
 def failed_change(facts: Facts, why: str) -> RunRecord | None:

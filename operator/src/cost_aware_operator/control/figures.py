@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cost_aware_operator.adjusting.changes import Change, described
+from cost_aware_operator.adjusting.changes import Change, described_from
 from cost_aware_operator.api.status import (
     AdjustmentStatus,
     AlternativeStatus,
@@ -20,6 +20,7 @@ from cost_aware_operator.api.status import (
     PredictedStatus,
     ProgressStatus,
     SavingsStatus,
+    StagesStatus,
     StragglerStatus,
 )
 from cost_aware_operator.api.units import GIB
@@ -84,12 +85,13 @@ def adjustment_status(change: Change) -> AdjustmentStatus:
         time=change.at,
         attempt=change.attempt,
         kind=change.kind.value,
-        from_=described(change.origin),
-        to=described(change.target),
+        from_=described_from(change.origin, change.target),
+        to=described_from(change.target, change.origin),
         reason=change.reason[:1024],
         predicted_savings_usd=_rounded(change.predicted_savings_usd),
         realised_savings_usd=None if realised is None else _rounded(realised),
         downtime_seconds=None if downtime is None else round(downtime, 3),
+        stages=StagesStatus(**change.stage_seconds) if change.stage_seconds else None,
         outcome=change.outcome.value,
     )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from cost_aware_trainer.contract import LinkLevel, Metric, Phase
+from cost_aware_trainer.contract import LinkLevel, Metric, Phase, Stage
 
 WEIGHT_MOVING = (Phase.COMPUTE, Phase.OPTIMIZER)
 """The phases whose share of the ranks' time is the efficiency."""
@@ -39,6 +39,8 @@ class RankSample:
     phase_seconds: Mapping[Phase, float] = field(default_factory=dict)
     network_bytes_per_second: float | None = None
     """A rank's share of its node's network as the ranks' probe found it; None on one node."""
+    stage_seconds: Mapping[Stage, float] = field(default_factory=dict)
+    """From the attempt's order to the end of its first step; empty before that, and of ranks that do not tell."""
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,14 @@ def parse_rank(text: str) -> RankSample:
     phases: dict[str, float] = {}
     labels: dict[str, str] = {}
     links: dict[str, float] = {}
+    stages: dict[str, float] = {}
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if sample.name == Metric.LINK_BANDWIDTH:
                     links[sample.labels["level"]] = sample.value
+                elif sample.name == Metric.RECONFIGURATION_SECONDS:
+                    stages[sample.labels["stage"]] = sample.value
                 elif sample.name == Metric.PHASE_SECONDS:
                     phases[sample.labels["phase"]] = sample.value
                 elif sample.name.startswith("catj_rank_"):
@@ -105,7 +110,7 @@ def parse_rank(text: str) -> RankSample:
                     labels = dict(sample.labels)
     except (KeyError, ValueError, OverflowError, IndexError, TypeError) as error:
         raise ScrapeError(f"not a rank's metrics: {error!r}") from None
-    return sample_of(labels, values, phases, links)
+    return sample_of(labels, values, phases, links, stages)
 
 
 def sample_of(
@@ -113,8 +118,9 @@ def sample_of(
     values: Mapping[str, float],
     phases: Mapping[str, float],
     links: Mapping[str, float] | None = None,
+    stages: Mapping[str, float] | None = None,
 ) -> RankSample:
-    """A rank's sample from its labels, series by name, seconds by phase and links' rates by level, wherever they were read.
+    """A rank's sample from its labels, series by name, seconds by phase and stage, and links' rates by level.
 
     Raises:
         ScrapeError: a label is missing, or a value is none that can be.
@@ -137,6 +143,8 @@ def sample_of(
             resumed_step=_step(values.get(Metric.RESUMED_STEP)),
             phase_seconds={Phase(name): value for name, value in phases.items()},
             network_bytes_per_second=_rate((links or {}).get(LinkLevel.NETWORK)),
+            # a trainer of another version may know other stages
+            stage_seconds={s: value for s in Stage if (value := _rate((stages or {}).get(s))) is not None},
         )
     except (KeyError, ValueError, OverflowError) as error:
         raise ScrapeError(f"not a rank's metrics: {error!r}") from None

@@ -1,0 +1,87 @@
+"""Messages as strict JSON: what is unknown, missing or of the wrong kind is refused by name.
+
+A message is read strictly because two sides that guess are worse than one that stops. Nothing but the standard library
+is imported here, for the reasons given in `contract`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+
+class ContractError(ValueError):
+    """A message that does not follow the contract. The text names the field and says what was expected."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Message:
+    """Base of all messages: strict JSON in both directions."""
+
+    def to_json(self) -> str:
+        """The message as one line of JSON with sorted keys, the same text for the same content."""
+        return json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Reads a message.
+
+        Raises:
+            ContractError: not JSON, not an object, or a field is unknown, missing or of the wrong kind.
+        """
+        try:
+            document = json.loads(text)
+        except ValueError as error:
+            raise ContractError(f"{cls.__name__}: not JSON: {error}") from None
+        return cls.from_document(document)
+
+    @classmethod
+    def from_document(cls, document: object) -> Self:
+        """Reads a message from already parsed JSON; raises as `from_json`."""
+        message = _read(cls, document, cls.__name__)
+        assert isinstance(message, cls)  # noqa: S101  for the type checker
+        return message
+
+
+def _read(kind: Any, value: object, where: str) -> object:
+    """One value of a declared kind: a message, a tuple of one kind, an optional, or a JSON scalar."""
+    if dataclasses.is_dataclass(kind):
+        return _read_message(typing.cast("type", kind), value, where)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        return _read(next(a for a in arguments if a is not type(None)), value, where)
+    if origin is tuple:
+        if not isinstance(value, list | tuple):
+            raise ContractError(f"{where}: expected a list, got {type(value).__name__}")
+        return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if isinstance(kind, type) and issubclass(kind, StrEnum):
+        if value not in [member.value for member in kind]:
+            raise ContractError(f"{where}: expected one of {', '.join(kind)}, got {value!r}")
+        return kind(value)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, kind) or (kind in (int, float) and isinstance(value, bool)):
+        raise ContractError(f"{where}: expected {kind.__name__}, got {value!r}")
+    return value
+
+
+def _read_message(kind: type, value: object, where: str) -> object:
+    if not isinstance(value, dict):
+        raise ContractError(f"{where}: expected an object, got {type(value).__name__}")
+    fields = {f.name: f for f in dataclasses.fields(kind)}
+    unknown = sorted(set(value) - set(fields))
+    if unknown:
+        raise ContractError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(fields)}")
+    for name, declared in fields.items():
+        required = declared.default is dataclasses.MISSING and declared.default_factory is dataclasses.MISSING
+        if required and name not in value:
+            raise ContractError(f"{where}.{name}: missing")
+    kinds = typing.get_type_hints(kind)
+    return kind(**{name: _read(kinds[name], item, f"{where}.{name}") for name, item in value.items()})
