@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from tests.support.cluster import LAST_WORKER, OPERATOR_NAMESPACE, PodLives, Space, manifest, script
+from tests.support.cluster import LAST_WORKER, PodLives, Space, manifest, script
 from tests.support.truth import assert_books_close, assert_exactly_once
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -54,23 +54,30 @@ STAGES: dict[str, Callable[[State], bool]] = {
 """What can be seen of a change, in the order in which it comes; each stays true once it is."""
 
 
-def test_an_operator_that_dies_at_every_stage_of_a_change_leaves_one_plan(space: Space, slow_link: None) -> None:
-    job, seen = "changed", []
+RESIZED = SPEC
+REBALANCED = {**SPEC, "nodes": {**SPEC["nodes"], "min": 2}, "trainer": {"config": {"steps": 300}}}
+"""No pod may go: it goes on under other degrees in the same processes."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec"), [("Resize", RESIZED), ("Rebalance", REBALANCED)], ids=["resize", "rebalance"]
+)
+def test_an_operator_that_dies_at_every_stage_of_a_change_leaves_one_plan(
+    space: Space, slow_link: None, kind: str, spec: dict[str, Any]
+) -> None:
+    job, seen = kind.lower(), []
+    stages = {stage: there for stage, there in STAGES.items() if kind == "Resize" or stage != "a pod is let go"}
     with PodLives(space, job) as lives:
-        space.submit(manifest(job, **SPEC))
-        for stage, is_there in STAGES.items():
+        space.submit(manifest(job, **spec))
+        for stage, is_there in stages.items():
             status = reached(space, job, stage, is_there)
             seen.append((stage, status["adjustments"][-1]["outcome"], status["progress"]["step"]))
-            for pod in space.cluster.operator_pods():
-                space.cluster.run(
-                    "delete", "pod", pod, "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", "--wait=false"
-                )
-            space.cluster.wait_for_operator()
+            space.cluster.kill_operator()
         status = space.wait_finished(job, 420)
         time.sleep(1)
     print(seen)
-    ends_under_one_plan(space, job, status)
-    assert len(status["adjustments"]) == 1, "one change, whoever began it"
+    ends_under_one_plan(space, job, status, spec)
+    assert [c["kind"] for c in status["adjustments"]] == [kind], "one change, whoever began it"
     assert_books_close(status, lives)
 
 
@@ -118,13 +125,7 @@ def test_an_operator_that_dies_at_every_stage_of_leaving_a_node_leaves_one_plan(
         space.submit(manifest(job, **SPEC))
         for stage, is_there in MOVE_STAGES.items():
             reached(space, job, stage, is_there)
-            killed = datetime.now().astimezone()
-            for pod in space.cluster.operator_pods():
-                space.cluster.run(
-                    "delete", "pod", pod, "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", "--wait=false"
-                )
-            space.cluster.wait_for_operator()
-            away.append((killed, datetime.now().astimezone()))
+            away.append(space.cluster.kill_operator())
         status = space.wait_finished(job, 600)
         time.sleep(1)
     ends_under_one_plan(space, job, status)
@@ -133,11 +134,58 @@ def test_an_operator_that_dies_at_every_stage_of_leaving_a_node_leaves_one_plan(
     assert_books_close(status, lives, lives.unseen_seconds(away))
 
 
-def ends_under_one_plan(space: Space, job: str, status: dict[str, Any]) -> None:
+EBB: dict[str, Any] = {
+    **SPEC,
+    "trainer": {"config": {"steps": 700}},
+    "objective": "Time",
+    # nothing but the loss of a node is a reason to change
+    "efficiency": {**SPEC["efficiency"], "threshold": 0.05},
+}
+TAINT = "cloud.google.com/impending-node-termination"
+
+
+@pytest.fixture
+def taken_away(space: Space) -> Iterator[Callable[[], None]]:
+    """Takes the last worker away when called."""
+    yield lambda: space.cluster.run("taint", "node", LAST_WORKER, f"{TAINT}=soon:NoSchedule") and None
+    space.cluster.run("taint", "node", LAST_WORKER, f"{TAINT}-", check=False)
+
+
+EBB_STAGES: dict[str, Callable[[State], bool]] = {
+    "a node is waited for": lambda s: any(c["reason"] == "WaitingForNodes" for c in s[0].get("conditions", [])),
+    "ordered": lambda s: bool(s[0].get("adjustments")),
+    "ranks start": lambda s: bool(s[0].get("adjustments")) and s[0]["adjustments"][0]["outcome"] != "InProgress",
+}
+"""Of going on with the nodes that are left."""
+
+
+def test_an_operator_that_dies_at_every_stage_of_a_shrink_leaves_one_plan(
+    space: Space, taken_away: Callable[[], None]
+) -> None:
+    job, seen = "ebbing", []
+    away: list[tuple[datetime, datetime]] = []
+    with PodLives(space, job) as lives:
+        space.submit(manifest(job, **EBB))
+        space.wait_step(job, 60, 240)
+        taken_away()
+        for stage, is_there in EBB_STAGES.items():
+            status = space.wait(job, lambda s, there=is_there: there((s, [])), 240, stage)
+            seen.append((stage, [c["outcome"] for c in status.get("adjustments", [])], status["progress"]["step"]))
+            away.append(space.cluster.kill_operator())
+        status = space.wait_finished(job, 600)
+        time.sleep(1)
+    print(seen)
+    ends_under_one_plan(space, job, status, EBB)
+    assert [c["kind"] for c in status["adjustments"]] == ["Shrink"], "one change, whoever began it"
+    assert all(pod["spec"]["nodeName"] != LAST_WORKER for pod in space.pods(job))
+    assert_books_close(status, lives, lives.unseen_seconds(away))
+
+
+def ends_under_one_plan(space: Space, job: str, status: dict[str, Any], spec: dict[str, Any] = SPEC) -> None:
     """The run is done, under the plan that the last change left it with, and every sample was trained once."""
     assert status["state"] == "Succeeded", status
     changes = status["adjustments"]
     assert all(change["outcome"] != "InProgress" for change in changes), changes
     assert status["plan"]["degrees"] == changes[-1]["to"].split()[0], "the plan is that of the last change"
     assert len(space.pods(job)) == status["plan"]["nodes"]
-    assert_exactly_once(space, job, manifest(job, **SPEC)["spec"], status)
+    assert_exactly_once(space, job, manifest(job, **spec)["spec"], status)

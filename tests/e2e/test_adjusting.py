@@ -27,7 +27,7 @@ def submitted(space: Space, name: str, nodes: dict[str, Any], degrees: dict[str,
     document = manifest(
         name,
         model=MODEL,
-        nodes={**nodes, **PRICED},
+        nodes={**PRICED, **nodes},
         parallelism=degrees,
         **({"batch": {"global": 8}, "trainer": {"config": {"steps": 500}}, "efficiency": QUICK} | spec),
     )

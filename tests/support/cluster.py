@@ -115,6 +115,14 @@ class Cluster:
         items = self.get("pods", "-n", OPERATOR_NAMESPACE)["items"]
         return [i["metadata"]["name"] for i in items if not i["metadata"].get("deletionTimestamp")]
 
+    def kill_operator(self) -> tuple[datetime, datetime]:
+        """Kills the operator, without a chance to end well, and waits for the next one; from when to when there was none."""
+        killed = datetime.now().astimezone()
+        for pod in self.operator_pods():
+            self.run("delete", "pod", pod, "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", "--wait=false")
+        self.wait_for_operator()
+        return killed, datetime.now().astimezone()
+
     def wait_for_operator(self) -> None:
         """Waits until a new operator is ready."""
         self.run("rollout", "status", "deployment", "-n", OPERATOR_NAMESPACE, "--timeout=90s")
@@ -243,9 +251,11 @@ class PodLives:
         self.lives[uid] = (datetime.fromisoformat(status["startTime"]), end or (known[1] if known and ended else None))
         self._seen_at[uid] = seen
         self._index_of[uid] = pod["metadata"].get("labels", {}).get("batch.kubernetes.io/job-completion-index", "")
+        self._node_of[uid] = pod["spec"]["nodeName"]
 
     _seen_at: dict[str, datetime] = field(default_factory=dict)
     _index_of: dict[str, str] = field(default_factory=dict)
+    _node_of: dict[str, str] = field(default_factory=dict)
 
     def end(self, uid: str) -> datetime:
         return self.lives[uid][1] or self._seen_at[uid]
@@ -263,7 +273,11 @@ class PodLives:
         return total
 
     def seconds(self) -> float:
-        total = 0.0
+        return sum(self.seconds_by_node().values())
+
+    def seconds_by_node(self) -> dict[str, float]:
+        total: dict[str, float] = {}
         for uid, (start, _) in self.lives.items():
-            total += (self.end(uid) - start).total_seconds()
+            node = self._node_of[uid]
+            total[node] = total.get(node, 0.0) + (self.end(uid) - start).total_seconds()
         return total
