@@ -179,11 +179,15 @@ def whole(shapes, parts):
         (DegreesPlan(data=2, pipeline=2), DegreesPlan(tensor=4), {}),
     ],
 )
-def test_what_compression_owes_is_owed_whole_after_a_change_of_degrees(pool, plan_of, before, after, strategy):
+@pytest.mark.parametrize("by_checkpoint", [False, True], ids=["in-process", "from-checkpoint"])
+def test_what_compression_owes_is_owed_whole_after_a_change_of_degrees(
+    pool, plan_of, before, after, strategy, by_checkpoint
+):
     model = dataclasses.replace(MODEL, tied_embeddings=True)
     first = plan_of(before, model=model, compression=Compression.INT4)
     second = plan_of(after, model=model, folder=first.checkpoint.folder, **strategy)
-    answers = pool.run(4, "hand_residuals_over", plan=first.to_json(), successor=second.to_json(), steps=4)
+    plans = {"plan": first.to_json(), "successor": second.to_json()}
+    answers = pool.run(4, "hand_residuals_over", **plans, steps=4, by_checkpoint=by_checkpoint)
     shapes = parameter_shapes(model)
     # every rank's own rounding counts once, whichever rank it happened on
     owed = whole(shapes, [item for own, _ in answers for item in own.items()])

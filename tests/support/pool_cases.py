@@ -1,6 +1,7 @@
 """What the ranks of a pool can be asked to do. Arguments and answers are pickled."""
 
 import dataclasses
+import gc
 import os
 import time
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 from tests.support.compression_cases import *  # noqa: F403
 from tests.support.probe_cases import *  # noqa: F403
 
+from cost_aware_trainer.collectives import disconnect
 from cost_aware_trainer.contract import Reconfiguration, RunPlan
 from cost_aware_trainer.metrics import RankMetrics
 from cost_aware_trainer.reconfigure import Succession
@@ -99,8 +101,8 @@ def _reconfigure(place, plan, successors):
     return {"steps": log.entries, "result": dataclasses.asdict(result), "threads": threads}
 
 
-def hand_residuals_over(place, plan, successor, steps):
-    """Trains a few compressed steps and then goes on under another plan.
+def hand_residuals_over(place, plan, successor, steps, by_checkpoint):
+    """Trains a few compressed steps and then goes on under another plan, in process or from a checkpoint.
 
     Returns what this rank's compression owed by itself, {(parameter, box): values}, and what it owes under the new plan.
     """
@@ -121,14 +123,26 @@ def hand_residuals_over(place, plan, successor, steps):
         trainer._step()
     # without a name for it: a reference would keep the old groups alive, and with them their names
     before = boxed(trainer._arrangement, trainer._arrangement._replica._data_sum.compressed.residuals())
-    trainer._reconfigure()
+    if by_checkpoint:
+        trainer._save(wait=True, stops=True)
+        leave(trainer)
+        del trainer
+        disconnect()
+        gc.collect()
+        trainer = Trainer(order.plan, place.join("second"), surroundings, metrics, log, lambda: False)
+    else:
+        trainer._reconfigure()
     after = boxed(trainer._arrangement, trainer._arrangement._replica._owed)
     trainer._step()
     assert not trainer._arrangement._replica._owed
+    leave(trainer)
+    return before, after
+
+
+def leave(trainer):
     trainer._arrangement.close()
     trainer._checkpointer.close()
     trainer._prefetcher.close()
-    return before, after
 
 
 def replicate(place, kind, lost, flip=None):

@@ -42,7 +42,7 @@ from cost_aware_trainer.manifests import (
     write_manifest,
 )
 from cost_aware_trainer.samples import checksum_text
-from cost_aware_trainer.state import Checksums, Part, checkpointable, copy_twins, staged
+from cost_aware_trainer.state import RESIDUAL, Checksums, Part, checkpointable, copy_twins, residual_parts, staged
 from cost_aware_trainer.validation import InvalidRunError
 
 logger = logging.getLogger(__name__)
@@ -139,6 +139,8 @@ class Checkpointer:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.saved_step = 0
         """Step of the newest finished checkpoint known to this rank."""
+        self.residuals: dict[str, Tensor] = {}
+        """By parameter, what compression owed this rank's parts in the checkpoint that was loaded; empty where it owed nothing."""
 
     def check_folder(self) -> None:
         """Checks that every rank can write to the folder and that it is one folder, and removes interrupted saves.
@@ -209,7 +211,9 @@ class Checkpointer:
         if answer["manifest"] is None:
             return None
         manifest = CheckpointManifest.from_document(answer["manifest"])
-        self._load(manifest, parts, checksums)
+        owed = residual_parts(parts) if any(name.startswith(RESIDUAL) for name in manifest.tensors) else []
+        self._load(manifest, parts + owed, checksums)
+        self.residuals = {part.parameter: part.values for part in owed}
         self.saved_step = manifest.step
         return manifest
 

@@ -17,10 +17,8 @@ from torch import Tensor
 from cost_aware_trainer.collectives import Ranks
 from cost_aware_trainer.contract import Reconfiguration, RunPlan
 from cost_aware_trainer.layout import Box, Shape, boxes_of
-from cost_aware_trainer.state import MOMENTS, Part, copy_twins
+from cost_aware_trainer.state import MOMENTS, RESIDUAL, Part, copy_twins, residual_parts
 from cost_aware_trainer.validation import InvalidRunError, check_plan
-
-_RESIDUAL = "residual."
 
 
 @dataclass(frozen=True)
@@ -103,7 +101,7 @@ class Carried:
         values: dict[str, Tensor] = {}
         for part in parts:
             values.setdefault(part.name, part.values.detach().to("cpu"))
-        values |= {f"{_RESIDUAL}{name}": residual.to("cpu") for name, residual in residuals.items()}
+        values |= {f"{RESIDUAL}{name}": residual.to("cpu") for name, residual in residuals.items()}
         boxes = {part.parameter: part.box for part in parts if part.shape}
         return cls(plan, step, values, boxes, bool(residuals))
 
@@ -125,13 +123,9 @@ def hand_over(
     copy_twins(parts)
     if not carried.has_residuals:
         return {}
-    owed = {
-        f"{_RESIDUAL}{part.parameter}": dataclasses.replace(part, values=torch.zeros_like(part.values))
-        for part in parts
-        if part.name == f"model.{part.parameter}"
-    }
-    _exchange(carried, mine, owed, _RESIDUAL, "", ranks)
-    return {name.removeprefix(_RESIDUAL): part.values for name, part in owed.items()}
+    owed = {part.name: part for part in residual_parts(parts)}
+    _exchange(carried, mine, owed, RESIDUAL, "", ranks)
+    return {part.parameter: part.values for part in owed.values()}
 
 
 def _exchange(

@@ -8,7 +8,7 @@ ever seeing a whole tensor.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,8 @@ from cost_aware_trainer.samples import checksum_text
 from cost_aware_trainer.traffic import Axis
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
+RESIDUAL = "residual."
+"""Before a parameter's name: what compression still owes it, in checkpoints of runs that were stopped while they compressed."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _ELEMENT = 0xD6E8FEB86659FD93
 _CHUNK_ELEMENTS = 1 << 20
@@ -72,6 +74,19 @@ def parts_of(replica: Replica, optimizer: torch.optim.Optimizer, parameters: Map
             parts.append(Part(f"optimizer.state.{name}.{moment}", values, item.box, shape, name, item.is_copy))
         parts.append(Part(f"optimizer.state.{name}.step", state["step"], scalar, (), name, item.is_copy))
     return parts
+
+
+def residual_parts(parts: list[Part], residuals: Mapping[str, Tensor] | None = None) -> list[Part]:
+    """The parts of what compression owes, one for each of the weights in `parts`: as given by parameter, or zeros to be filled."""
+    return [
+        replace(
+            part,
+            name=f"{RESIDUAL}{part.parameter}",
+            values=torch.zeros_like(part.values) if residuals is None else residuals[part.parameter],
+        )
+        for part in parts
+        if part.name == f"model.{part.parameter}"
+    ]
 
 
 def checkpointable(parts: list[Part]) -> dict[str, Tensor]:
@@ -162,10 +177,13 @@ class Checksums:
     def __init__(self, mesh: Mesh, parameters: Mapping[str, Shape], *, is_sharded: bool) -> None:
         self._mesh, self._is_sharded = mesh, is_sharded
         self._shapes = whole_shapes(parameters)
+        self._residual_shapes = {f"{RESIDUAL}{name}": shape for name, shape in parameters.items()}
 
     def facts(self, state: Mapping[str, Tensor], parts: list[Part]) -> dict[str, TensorFacts]:
         """Facts of all tensors of the run, on every rank; `state` holds staged values. Safe on a background thread."""
-        names = {name: index for index, name in enumerate(self._shapes)}
+        owes = any(part.name in self._residual_shapes for part in parts)
+        shapes = self._shapes | (self._residual_shapes if owes else {})
+        names = {name: index for index, name in enumerate(shapes)}
         sums = torch.zeros(len(names), dtype=torch.int64)
         for part in parts:
             if self._speaks_for(part):
@@ -174,7 +192,7 @@ class Checksums:
             dist.all_reduce(sums, group=self._mesh.ranks.background)
         return {
             name: TensorFacts(shape=shape, dtype="torch.float32", checksum=checksum_text(int(sums[names[name]])))
-            for name, shape in self._shapes.items()
+            for name, shape in shapes.items()
         }
 
     def _speaks_for(self, part: Part) -> bool:

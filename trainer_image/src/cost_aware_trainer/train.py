@@ -43,7 +43,7 @@ from cost_aware_trainer.results import StepsLog, Surroundings
 from cost_aware_trainer.samples import SampleOrder, add_checksums, checksum, checksum_text
 from cost_aware_trainer.saves import PeriodicSaves
 from cost_aware_trainer.stages import Stopwatch
-from cost_aware_trainer.state import Part
+from cost_aware_trainer.state import Part, residual_parts
 from cost_aware_trainer.stragglers import WorkMeter
 from cost_aware_trainer.streaming import open_data
 from cost_aware_trainer.traffic import PHASE_OF, Axis
@@ -149,6 +149,7 @@ class Trainer:
         if recalled:
             return recalled
         found = self._checkpointer.resume(parts, self._arrangement.checksums, self._shapes)
+        self._arrangement.owe(self._checkpointer.residuals)
         step = found.step if found else 0
         # where the volume's newest turned out to be damaged, what is in memory may be newer than its newest good one
         recalled = self._memory.resume(parts, step) if step < newest else None
@@ -210,7 +211,7 @@ class Trainer:
             self._saves.settle()
         is_last = step == self._plan.steps
         if agreed.wants_stop or agreed.wants_checkpoint or is_last:
-            self._save(wait=agreed.wants_stop or is_last)
+            self._save(wait=agreed.wants_stop or is_last, stops=agreed.wants_stop and not is_last)
         if agreed.wants_copy and not (agreed.is_copying or agreed.wants_stop or is_last):
             with self._clock.phase(Phase.CHECKPOINT):
                 self._memory.save(self._progress, self._attempt, self._arrangement.parts())
@@ -330,10 +331,14 @@ class Trainer:
             self._arrangement.update(norm, rate)
         return rate
 
-    def _save(self, *, wait: bool) -> None:
+    def _save(self, *, wait: bool, stops: bool = False) -> None:
+        """Saves; with what compression still owes where the ranks stop here, for only then nobody adds it to a next gradient."""
         arrangement = self._arrangement
         with self._clock.phase(Phase.CHECKPOINT):
-            self._saves.save(self._progress, self._attempt, arrangement.parts(), arrangement.checksums, wait=wait)
+            parts = arrangement.parts()
+            residuals = arrangement.drain_residuals() if stops else {}
+            parts += residual_parts(parts, residuals) if residuals else []
+            self._saves.save(self._progress, self._attempt, parts, arrangement.checksums, wait=wait)
 
     def _evaluate(self) -> None:
         with self._clock.phase(Phase.EVALUATION):
