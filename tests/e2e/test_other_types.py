@@ -32,6 +32,7 @@ def priced(space: Space) -> Iterator[Callable[[float], None]]:
     def write(text: str) -> None:
         body = json.dumps({"data": {"prices.json": text}})
         run("patch", "configmap", name, "-n", OPERATOR_NAMESPACE, "--type=merge", "-p", body)
+        space.cluster.wait_for_operator()
         (pod,) = space.cluster.operator_pods()
         # a pod that changes has its files brought up to date at once, not within a minute
         run("annotate", "pod", pod, "-n", OPERATOR_NAMESPACE, f"test/prices={time.time_ns()}", "--overwrite")
