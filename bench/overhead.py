@@ -121,12 +121,12 @@ def save_seconds(trainer: Any, repeats: int, barrier: Barrier) -> dict[str, list
     for _ in range(repeats):
         for kind in found:
             trainer._step()
-            trainer._settle_save()
+            trainer._saves.settle()
             barrier.wait()
             started_seconds = time.perf_counter()
             trainer._save(wait=kind == "synchronous")
             found[kind].append(time.perf_counter() - started_seconds)
-            trainer._settle_save()
+            trainer._saves.settle()
     return found
 
 
