@@ -172,9 +172,7 @@ def main() -> None:
         rows = [one for one in found if one["scenario"] == scenario.name]
         saved = statistics.median(1 - one["dynamic_usd"] / one["static_usd"] for one in rows)
         apart = max(abs(one["dynamic_loss"] - one["static_loss"]) for one in rows)
-        # what has come of the last one may not be known yet when a run ends
-        decided = {tuple(decision.rpartition(" (")[0] for decision in one["decisions"]) for one in rows}
-        agree = "agree on every decision" if len(decided) == 1 else "DISAGREE"
+        agree = "agree on every decision" if len({tuple(one["decisions"]) for one in rows}) == 1 else "DISAGREE"
         console.print(
             f"{scenario.name}: {len(rows)} runs {agree}; median {saved:.1%} saved; losses at most {apart:.2g} apart",
             highlight=False,

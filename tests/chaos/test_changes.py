@@ -147,7 +147,11 @@ TAINT = "cloud.google.com/impending-node-termination"
 @pytest.fixture
 def taken_away(space: Space) -> Iterator[Callable[[], None]]:
     """Takes the last worker away when called."""
-    yield lambda: space.cluster.run("taint", "node", LAST_WORKER, f"{TAINT}=soon:NoSchedule") and None
+
+    def take() -> None:
+        space.cluster.run("taint", "node", LAST_WORKER, f"{TAINT}=soon:NoSchedule")
+
+    yield take
     space.cluster.run("taint", "node", LAST_WORKER, f"{TAINT}-", check=False)
 
 

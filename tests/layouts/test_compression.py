@@ -1,4 +1,6 @@
 import dataclasses
+import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -198,3 +200,16 @@ def test_what_compression_owes_is_owed_whole_after_a_change_of_degrees(
             torch.testing.assert_close(values, owed[name][slices], rtol=1e-4, atol=1e-6)
     held = {name for _, parts in answers for name, _, _ in parts}
     assert held == set(shapes)
+
+
+def test_a_checkpoint_of_a_stop_holds_what_compression_owes_and_that_of_the_end_does_not(train, plan_of):
+    plan = plan_of(DegreesPlan(data=2), steps=8, compression=Compression.INT8)
+
+    def saved(step):
+        manifest = json.loads((Path(plan.checkpoint.folder) / f"step-{step:08d}/manifest.json").read_text())
+        return {name.removeprefix("residual.") for name in manifest["tensors"] if name.startswith("residual.")}
+
+    train(plan, stop_after=6)
+    assert saved(6) == set(parameter_shapes(plan.model))
+    train(plan)
+    assert saved(8) == set()

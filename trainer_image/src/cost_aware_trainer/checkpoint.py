@@ -139,8 +139,7 @@ class Checkpointer:
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.saved_step = 0
         """Step of the newest finished checkpoint known to this rank."""
-        self.residuals: dict[str, Tensor] = {}
-        """By parameter, what compression owed this rank's parts in the checkpoint that was loaded; empty where it owed nothing."""
+        self._residuals: dict[str, Tensor] = {}
 
     def check_folder(self) -> None:
         """Checks that every rank can write to the folder and that it is one folder, and removes interrupted saves.
@@ -213,9 +212,14 @@ class Checkpointer:
         manifest = CheckpointManifest.from_document(answer["manifest"])
         owed = residual_parts(parts) if any(name.startswith(RESIDUAL) for name in manifest.tensors) else []
         self._load(manifest, parts + owed, checksums)
-        self.residuals = {part.parameter: part.values for part in owed}
+        self._residuals = {part.parameter: part.values for part in owed}
         self.saved_step = manifest.step
         return manifest
+
+    def take_residuals(self) -> dict[str, Tensor]:
+        """By parameter, what compression owed this rank's parts in the checkpoint that was loaded, once; empty for nothing."""
+        taken, self._residuals = self._residuals, {}
+        return taken
 
     def _load(self, manifest: CheckpointManifest, parts: list[Part], checksums: Checksums) -> None:
         folder = self._root / folder_name(manifest.step)

@@ -149,13 +149,14 @@ class Trainer:
         if recalled:
             return recalled
         found = self._checkpointer.resume(parts, self._arrangement.checksums, self._shapes)
-        self._arrangement.owe(self._checkpointer.residuals)
+        owed = self._checkpointer.take_residuals()
         step = found.step if found else 0
         # where the volume's newest turned out to be damaged, what is in memory may be newer than its newest good one
         recalled = self._memory.resume(parts, step) if step < newest else None
         if recalled:
             return recalled
         self._memory.forget()
+        self._arrangement.owe(owed)
         return Progress(found.step, int(found.samples_checksum, 16), found.loss) if found else None
 
     def run(self) -> RunResult:
