@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime
 from typing import Any
 
 import pytest
@@ -54,7 +53,8 @@ STAGES: dict[str, Callable[[State], bool]] = {
 """What can be seen of a change, in the order in which it comes; each stays true once it is."""
 
 
-RESIZED = SPEC
+# the operator is away for half of the time, and the last stage comes after a window
+RESIZED = {**SPEC, "trainer": {"config": {"steps": 800}}}
 REBALANCED = {**SPEC, "nodes": {**SPEC["nodes"], "min": 2}, "trainer": {"config": {"steps": 300}}}
 """No pod may go: it goes on under other degrees in the same processes."""
 
@@ -120,18 +120,17 @@ def test_an_operator_that_dies_at_every_stage_of_leaving_a_node_leaves_one_plan(
     space: Space, slow_worker: None
 ) -> None:
     job = "leaving"
-    away: list[tuple[datetime, datetime]] = []
     with PodLives(space, job) as lives:
         space.submit(manifest(job, **SPEC))
         for stage, is_there in MOVE_STAGES.items():
             reached(space, job, stage, is_there)
-            away.append(space.cluster.kill_operator())
+            space.cluster.kill_operator()
         status = space.wait_finished(job, 600)
         time.sleep(1)
     ends_under_one_plan(space, job, status)
     assert [c["kind"] for c in status["adjustments"]].count("Move") == 1
     assert all(pod["spec"]["nodeName"] != LAST_WORKER for pod in space.pods(job))
-    assert_books_close(status, lives, lives.unseen_seconds(away))
+    assert_books_close(status, lives)
 
 
 EBB: dict[str, Any] = {
@@ -167,7 +166,6 @@ def test_an_operator_that_dies_at_every_stage_of_a_shrink_leaves_one_plan(
     space: Space, taken_away: Callable[[], None]
 ) -> None:
     job, seen = "ebbing", []
-    away: list[tuple[datetime, datetime]] = []
     with PodLives(space, job) as lives:
         space.submit(manifest(job, **EBB))
         space.wait_step(job, 60, 240)
@@ -175,14 +173,14 @@ def test_an_operator_that_dies_at_every_stage_of_a_shrink_leaves_one_plan(
         for stage, is_there in EBB_STAGES.items():
             status = space.wait(job, lambda s, there=is_there: there((s, [])), 240, stage)
             seen.append((stage, [c["outcome"] for c in status.get("adjustments", [])], status["progress"]["step"]))
-            away.append(space.cluster.kill_operator())
+            space.cluster.kill_operator()
         status = space.wait_finished(job, 600)
         time.sleep(1)
     print(seen)
     ends_under_one_plan(space, job, status, EBB)
     assert [c["kind"] for c in status["adjustments"]] == ["Shrink"], "one change, whoever began it"
     assert all(pod["spec"]["nodeName"] != LAST_WORKER for pod in space.pods(job))
-    assert_books_close(status, lives, lives.unseen_seconds(away))
+    assert_books_close(status, lives)
 
 
 def ends_under_one_plan(space: Space, job: str, status: dict[str, Any], spec: dict[str, Any] = SPEC) -> None:

@@ -83,6 +83,43 @@ def pod() -> PodView:
     return PodView("gpt-0-a", "u", 0, "127.0.0.1", "node", "Running", now, now, None, deleting=False, running=True)
 
 
+def says(body: bytes) -> Behaviour:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+    return answer
+
+
+async def ends(port: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, datetime]:
+    monkeypatch.setattr(ranks, "AGENT_PORT", port)
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        return await Ranks(session, 4, timeout_seconds=1.0).ends([pod()])
+
+
+async def test_an_agent_tells_when_others_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(says(b'{"ends": [{"pod_uid": "a", "ended_at": 1767225600.5}]}')) as port:
+        assert await ends(port, monkeypatch) == {"a": datetime(2026, 1, 1, microsecond=500_000, tzinfo=UTC)}
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        hangs,
+        breaks,
+        floods,
+        says(b'{"ends": [{"pod_uid": "a", "ended_at": 1e300}]}'),
+        says(b'{"ends": [{"pod_uid": "a", "ended_at": NaN}]}'),
+        says(b'{"status": "of another version"}'),
+    ],
+    ids=["hangs", "breaks", "floods", "huge", "nan", "unknown"],
+)
+async def test_an_agent_that_tells_nonsense_of_ends_is_not_believed(
+    behaviour: Behaviour, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(behaviour) as port:
+        assert await ends(port, monkeypatch) == {}
+
+
 async def scrape(port: int, monkeypatch: pytest.MonkeyPatch) -> Answers:
     monkeypatch.setattr(ranks, "METRICS_PORT", port)
     async with aiohttp.ClientSession(auto_decompress=False) as session:

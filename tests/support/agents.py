@@ -20,7 +20,7 @@ TOKEN = "the-job's-token"
 class Agent:
     """A pod's agent as a process of this host."""
 
-    def __init__(self, folder, *options, index=0, rendezvous_port=None):
+    def __init__(self, folder, *options, index=0, rendezvous_port=None, **environment):
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.port, self.metrics_port = folder, free_ports(1), free_ports(8)
         self.token_file, self.rendezvous_port = folder / "token", rendezvous_port or free_ports(1)
@@ -28,7 +28,8 @@ class Agent:
         command = [sys.executable, "-m", "cost_aware_trainer.agent", f"--port={self.port}", f"--run-folder={folder}"]
         command += [f"--token-file={self.token_file}", f"--metrics-port={self.metrics_port}", *options]
         command += [f"--rendezvous-port={self.rendezvous_port}"]
-        environment = os.environ | {"JOB_COMPLETION_INDEX": str(index), "CATJ_JOB": "job", "CATJ_NAMESPACE": "space"}
+        own = {"JOB_COMPLETION_INDEX": str(index), "CATJ_JOB": "job", "CATJ_NAMESPACE": "space"}
+        environment = os.environ | own | environment
         self.log = (folder / "agent.log").open("w")
         self.process = subprocess.Popen(command, env=environment, stdout=self.log, stderr=subprocess.STDOUT)
         self.wait_until(lambda: self.call("/livez")[0] == 200)

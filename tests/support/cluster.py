@@ -8,9 +8,9 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,6 @@ OPERATOR_NAMESPACE = "cost-aware-training"
 LAST_WORKER = f"{os.environ.get('CLUSTER_NAME', 'catj')}-worker2"
 PRICE_USD_PER_HOUR = 3.06
 """Of the instance type that the workers are labelled with."""
-
-LOOKS_EVERY = timedelta(seconds=3)
-"""An operator that is killed has not seen what happened so shortly before."""
 
 
 def script(*arguments: str) -> str:
@@ -115,16 +112,31 @@ class Cluster:
         items = self.get("pods", "-n", OPERATOR_NAMESPACE)["items"]
         return [i["metadata"]["name"] for i in items if not i["metadata"].get("deletionTimestamp")]
 
-    def kill_operator(self) -> tuple[datetime, datetime]:
-        """Kills the operator, without a chance to end well, and waits for the next one; from when to when there was none."""
-        killed = datetime.now().astimezone()
-        for pod in self.operator_pods():
+    def leader(self) -> str:
+        """The operator's pod that holds the Lease and has listed everything; empty while there is none."""
+        leases = self.get("leases", "-n", OPERATOR_NAMESPACE)["items"]
+        ready = {
+            pod["metadata"]["name"]
+            for pod in self.get("pods", "-n", OPERATOR_NAMESPACE)["items"]
+            if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
+        }
+        return next((h for lease in leases if (h := lease["spec"].get("holderIdentity", "")) in ready), "")
+
+    def kill_operator(self) -> None:
+        """Kills the operator, without a chance to end well, and waits for the next one.
+
+        The next one may be ready long before it leads: what was killed has not given its Lease back.
+        """
+        dead = set(self.operator_pods())
+        for pod in dead:
             self.run("delete", "pod", pod, "-n", OPERATOR_NAMESPACE, "--grace-period=0", "--force", "--wait=false")
-        self.wait_for_operator()
-        return killed, datetime.now().astimezone()
+        until = time.monotonic() + 90
+        while self.leader() in dead | {""}:
+            assert time.monotonic() < until, "no other operator leads"
+            time.sleep(0.5)
 
     def wait_for_operator(self) -> None:
-        """Waits until a new operator is ready."""
+        """Waits until what the Deployment was last changed to is ready."""
         self.run("rollout", "status", "deployment", "-n", OPERATOR_NAMESPACE, "--timeout=90s")
 
 
@@ -250,27 +262,13 @@ class PodLives:
         end = datetime.fromisoformat(ended) if ended else None
         self.lives[uid] = (datetime.fromisoformat(status["startTime"]), end or (known[1] if known and ended else None))
         self._seen_at[uid] = seen
-        self._index_of[uid] = pod["metadata"].get("labels", {}).get("batch.kubernetes.io/job-completion-index", "")
         self._node_of[uid] = pod["spec"]["nodeName"]
 
     _seen_at: dict[str, datetime] = field(default_factory=dict)
-    _index_of: dict[str, str] = field(default_factory=dict)
     _node_of: dict[str, str] = field(default_factory=dict)
 
     def end(self, uid: str) -> datetime:
         return self.lives[uid][1] or self._seen_at[uid]
-
-    def unseen_seconds(self, away: Sequence[tuple[datetime, datetime]]) -> float:
-        """Of pods that ended while no operator looked, the time until the replacement of their index began, which is paid."""
-        total = 0.0
-        for uid, (began, _) in self.lives.items():
-            end = self.end(uid)
-            later = [
-                s for other, (s, _) in self.lives.items() if self._index_of[other] == self._index_of[uid] and s > began
-            ]
-            if later and any(start - LOOKS_EVERY <= end <= until for start, until in away):
-                total += max(0.0, (min(later) - end).total_seconds())
-        return total
 
     def seconds(self) -> float:
         return sum(self.seconds_by_node().values())

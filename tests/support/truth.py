@@ -22,19 +22,14 @@ def expected_samples(spec: dict[str, Any]) -> str:
     return checksum_text(expected_checksum(windows, config.get("seed", 0), spec["batch"]["global"], config["steps"]))
 
 
-def assert_books_close(status: dict[str, Any], lives: PodLives, unseen_seconds: float = 0.0) -> None:
-    """The ledger against pods watched by somebody else, within 1 %; causes add up.
-
-    `unseen_seconds` may be booked besides: a pod that ends while the operator is away is paid until its replacement begins.
-    """
+def assert_books_close(status: dict[str, Any], lives: PodLives) -> None:
+    """The ledger against pods watched by somebody else, within 1 %; causes add up."""
     cost = status["cost"]
     truth = lives.seconds()
-    over = cost["podSeconds"] - truth
-    said = f"{cost['podSeconds']} pod-seconds, {truth} were watched, {unseen_seconds} had nobody to see them end"
-    assert -0.01 * truth <= over <= 0.01 * truth + unseen_seconds, said
-    dollars, unseen_usd = truth * PRICE_USD_PER_HOUR / 3600, unseen_seconds * PRICE_USD_PER_HOUR / 3600
-    over_usd = cost["accruedUSD"] - dollars
-    assert -0.01 * dollars <= over_usd <= 0.01 * dollars + unseen_usd, f"${cost['accruedUSD']}, ${dollars} were watched"
+    said = f"{cost['podSeconds']} pod-seconds, {truth} were watched: {lives.lives}"
+    assert abs(cost["podSeconds"] - truth) <= 0.01 * truth, said
+    dollars = truth * PRICE_USD_PER_HOUR / 3600
+    assert abs(cost["accruedUSD"] - dollars) <= 0.01 * dollars, f"${cost['accruedUSD']}, ${dollars} were watched"
     assert abs(sum(cost["byCause"].values()) - cost["accruedUSD"]) < 1e-4
 
 

@@ -12,10 +12,13 @@ from tests.support.agents import TOKEN, order_of, ranks_of
 from tests.support.steps import steps_of
 
 from cost_aware_trainer.contract import (
+    ENV_ENDS_FOLDER,
+    ENV_POD_UID,
     EXIT_STOPPED,
     MAX_MESSAGE_BYTES,
     AgentPhase,
     DegreesPlan,
+    PodEnds,
     Redundancy,
     Release,
     RunResult,
@@ -43,6 +46,18 @@ def test_only_the_bearer_of_the_current_token_can_order_and_bodies_are_bounded(s
     agent.token_file.unlink()
     assert agent.call("/release", b"{}", token="")[0] == 401
     agent.token_file.write_text(TOKEN)
+
+
+def test_a_pod_that_ends_leaves_word_of_it_for_those_that_live(start_agent, tmp_path):
+    folder = {ENV_ENDS_FOLDER: str(tmp_path / "run/pods")}
+    living, going = start_agent(**folder, **{ENV_POD_UID: "a"}), start_agent(**folder, **{ENV_POD_UID: "b"})
+    assert PodEnds.from_json(living.call("/ends", token=None)[1]) == PodEnds()
+    going.process.send_signal(signal.SIGTERM)
+    going.process.wait(20)
+    ended = time.time()
+    (word,) = PodEnds.from_json(living.call("/ends", token=None)[1]).ends
+    assert word.pod_uid == "b"
+    assert ended - 1 < word.ended_at <= ended
 
 
 def test_a_newer_attempt_replaces_a_running_one_and_its_ranks_at_once(start_agent, script, tmp_path):

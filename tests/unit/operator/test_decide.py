@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 from tests.unit.operator.factories import BOOK, START, agent, child, facts, job, pod
+from tests.unit.operator.test_adjuster import PIPELINE, change
 
+from cost_aware_operator.adjusting.changes import ChangeOutcome
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.status import ConditionStatus, ConditionType, JobState
 from cost_aware_operator.control.attempts import FRUITLESS_LIMIT
@@ -182,6 +184,31 @@ def test_completion_is_recorded_before_pods_are_let_go() -> None:
     assert decision.result == RESULT
     assert decision.urgent
     assert set(decision.release) == set(MEMBERS.values())
+
+
+def test_a_change_that_the_run_ends_under_is_judged_by_the_steps_since() -> None:
+    checking = change(
+        attempt=1, outcome=ChangeOutcome.CHECKING, resumed_at=START + timedelta(seconds=20), downtime_seconds=9.0,
+        remaining_steps=81, before_step_usd=0.01, before_node_usd=3.06, target=replace(PIPELINE, nodes=2),
+    )  # fmt: skip
+    decision = decide(running(agents=DONE, record=RECORD.model_copy(update={"changes": (checking,)})))
+    (kept,) = decision.record.changes
+    assert kept.outcome is ChangeOutcome.KEPT
+    # 20 s for 80 steps, on two nodes
+    assert kept.realised_step_usd == pytest.approx(0.25 * 6.12 / 3600)
+    paid = 9.0 * 6.12 / 3600
+    assert kept.realised_savings_usd == pytest.approx(81 * (0.01 - kept.realised_step_usd) - paid)
+
+
+def test_a_change_that_comes_after_the_last_step_has_failed_and_the_plan_is_the_one_that_trained() -> None:
+    ordered = change(attempt=2, outcome=ChangeOutcome.IN_PROGRESS, target=replace(PIPELINE, micro_batch=1))
+    record = RECORD.model_copy(update={"changes": (ordered,), "plan": ordered.target})
+    decision = decide(running(agents=DONE, record=record))
+    (failed,) = decision.record.changes
+    assert failed.outcome is ChangeOutcome.FAILED
+    assert "the run was complete" in failed.reason
+    assert decision.record.plan is not None
+    assert decision.record.plan.micro_batch == PIPELINE.micro_batch
 
 
 def test_a_finished_job_succeeds_when_its_pods_have_ended_and_costs_nothing_more() -> None:

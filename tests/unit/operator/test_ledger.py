@@ -117,6 +117,54 @@ def test_late_news_of_a_pod_that_was_paid_is_not_paid_again() -> None:
     assert state.pod_seconds == pytest.approx(20)
 
 
+def vanished(start: float = 60.0, **told: float) -> LedgerState:
+    """Pod a is seen until 50 s; from `start` on another runs in its place, and 15 s later what is `told` of ends is known."""
+    state = accrue(LedgerState(), [pod(uid="a")], Progress(), at(50))
+    later = [pod(uid="b", start=start)]
+    for now in (start + 2, start + 13):
+        state = accrue(state, later, Progress(), at(now))
+    state = accrue(state, later, Progress(), at(start + 15), told={uid: at(end) for uid, end in told.items()})
+    return accrue(state, later, Progress(), at(start + 20))
+
+
+@pytest.mark.parametrize("end", [43.0, 50.0, 57.5])
+def test_a_pod_that_vanished_unseen_is_paid_to_the_end_that_it_left_word_of(end: float) -> None:
+    state = vanished(a=end)
+    assert state.pod_seconds == pytest.approx(end + 20)
+    assert state.accrued_usd == pytest.approx(0.001 * (end + 20))
+    assert state.without_end() == {"b"}, "nobody needs to be asked again"
+
+
+@pytest.mark.parametrize(("end", "paid"), [(-40.0, 0.0), (70.0, 60.0), (1e6, 60.0)])
+def test_no_word_of_an_end_reaches_beyond_what_is_known(end: float, paid: float) -> None:
+    assert vanished(a=end).pod_seconds == pytest.approx(paid + 20)
+
+
+def test_a_word_that_comes_before_the_account_is_closed_closes_it() -> None:
+    state = accrue(LedgerState(), [pod(uid="a")], Progress(), at(50))
+    state = accrue(state, [], Progress(), at(51), told={"a": at(48)})
+    assert state.pod_seconds == pytest.approx(48)
+    for now in (52, 70, 700):
+        state = accrue(state, [], Progress(), at(now), told={"a": at(48)})
+        assert state.pod_seconds == pytest.approx(48)
+    assert state.accounts == ()
+
+
+def test_a_word_about_a_pod_whose_end_was_seen_changes_nothing() -> None:
+    state = accrue(LedgerState(), [pod(end=30)], Progress(), at(100))
+    state = accrue(state, [], Progress(), at(101), told={"a": at(20)})
+    assert state.pod_seconds == pytest.approx(30)
+    assert state.without_end() == set()
+
+
+def test_an_operator_that_was_away_for_long_still_asks_for_the_ends_of_pods() -> None:
+    state = accrue(LedgerState(), [pod(uid="a")], Progress(), at(50))
+    for now in (3000, 3015, 3030):
+        state = accrue(state, [pod(uid="b", start=2000)], Progress(), at(now))
+    assert state.without_end() == {"a", "b"}
+    assert accrue(state, [], Progress(), at(3031), told={"a": at(900)}).pod_seconds == pytest.approx(900 + 1030)
+
+
 def test_pods_that_are_long_gone_are_forgotten() -> None:
     state = accrue(LedgerState(), [pod(end=20)], Progress(), at(21))
     assert accrue(state, [], Progress(), at(3600)).accounts == ()

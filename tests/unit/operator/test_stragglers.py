@@ -26,8 +26,9 @@ from cost_aware_operator.control.decide import decide
 from cost_aware_operator.control.decision import Decision
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.record import RunRecord
+from cost_aware_operator.control.slow import stragglers_under
 from cost_aware_operator.observing.samples import RankSample, Scrape
-from cost_aware_operator.observing.stragglers import _median_without, stragglers
+from cost_aware_operator.observing.stragglers import StageWorks, _median_without, stragglers
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
 from cost_aware_operator.workload.build import indexed_job, template_hash
 from cost_aware_operator.workload.defaults import PodDefaults
@@ -55,8 +56,8 @@ def _sample(rank: int, steps: int, worked: float, attempt: int) -> RankSample:
     )  # fmt: skip
 
 
-def named(works: list[list[float]], stage_ranks: int) -> list[int]:
-    return [s.rank for s in stragglers(scrapes(works), stage_ranks)]
+def named(works: list[list[float]], stage_ranks: int, estimates: StageWorks = ()) -> list[int]:
+    return [s.rank for s in stragglers(scrapes(works), stage_ranks, estimates)]
 
 
 def test_a_rank_that_takes_longer_than_its_peers_is_named_with_its_slowdown() -> None:
@@ -71,7 +72,7 @@ def test_a_rank_that_takes_longer_than_its_peers_is_named_with_its_slowdown() ->
         ("a little slower", [[0.4, 0.5, 0.4, 0.4]] * 4, 4),
         ("a burst in one half", [[0.2, 0.2], [0.2, 0.2], [0.2, 0.9], [0.2, 0.9]], 2),
         ("other stages have other layers", [[0.3, 0.3, 0.8, 0.8]] * 4, 2),
-        ("no peers to compare with", [[0.3, 0.9]] * 4, 1),
+        ("nothing to compare with", [[0.3, 0.9]] * 4, 1),
         ("within the spread of all", [[0.3, 0.6, 0.45, 0.8]] * 4, 4),
     ],
 )
@@ -89,6 +90,39 @@ def test_the_median_of_the_others_is_that_of_the_others(values: list[float], dat
 def test_among_two_the_slower_is_named_and_both_ranks_of_a_slow_node() -> None:
     assert named([[0.4, 0.6]] * 4, 2) == [1]
     assert named([[0.4, 0.4, 0.8, 0.8]] * 4, 4) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("what", "works", "estimates", "slow"),
+    [
+        ("twice as slow as the others", [0.2, 0.4, 0.2, 0.2], [[1, 1, 1, 1]], [1]),
+        ("slow for its one layer of four", [0.6, 0.4], [[3, 1]], [1]),
+        ("as slow as its layers", [0.6, 0.2, 0.2], [[3, 1, 1]], []),
+        ("under what estimates are wrong by", [0.2, 0.28, 0.2], [[1, 1, 1]], []),
+        ("a head that costs what its FLOPs say", [0.2, 0.5], [[1, 2.5], [1, 1]], []),
+        ("a head that costs nothing", [0.2, 0.2], [[1, 2.5], [1, 1]], []),
+        ("slow whatever the head costs", [0.2, 0.9], [[1, 2], [1, 1]], [1]),
+        ("estimates of other stages", [0.2, 0.9], [[1, 1, 1]], []),
+    ],
+)
+def test_a_stage_of_one_rank_is_held_against_what_all_stages_compute(
+    what: str, works: list[float], estimates: StageWorks, slow: list[int]
+) -> None:
+    assert named([works] * 4, 1, estimates) == slow, what
+
+
+def test_a_stage_s_slowdown_is_told_by_the_mildest_estimate() -> None:
+    (slow,) = stragglers(scrapes([[0.2, 0.9]] * 4), 1, [[1, 1], [1, 2]])
+    assert slow.slowdown == pytest.approx(0.9 / 0.4)
+
+
+def test_a_pipeline_s_stages_are_compared_by_layers_and_head_of_the_plan() -> None:
+    spec = job().spec
+    assert spec.model is not None
+    plan = replace(PLAN, data=1, pipeline=4, stage_layers=(3, 1, 1, 1))
+    lame = stragglers_under(spec, plan, scrapes([[0.6, 0.2, 0.5, 0.2]] * 4))
+    assert [s.rank for s in lame] == [2]
+    assert stragglers_under(spec, replace(plan, interleave=2), scrapes([[0.6, 0.2, 0.5, 0.2]] * 4)) == ()
 
 
 PLAN, _ = planned(

@@ -12,7 +12,7 @@ from cost_aware_operator.workload.build import indexed_job, secret, service, tem
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.order import carries_out, run_order
 from cost_aware_operator.workload.views import pod_view
-from cost_aware_trainer.contract import MEMORY_FOLDER, RunOrder
+from cost_aware_trainer.contract import ENV_ENDS_FOLDER, ENV_POD_UID, MEMORY_FOLDER, RunOrder
 
 
 def plan_of(given) -> Plan:
@@ -36,6 +36,15 @@ def test_pods_meet_the_restricted_pod_security_standard() -> None:
     assert pod["automountServiceAccountToken"] is False
     allowed = {"configMap", "emptyDir", "persistentVolumeClaim", "projected", "secret"}
     assert all(set(volume) - {"name"} <= allowed for volume in pod["volumes"])
+
+
+def test_a_pod_knows_its_uid_and_where_to_leave_word_of_its_end() -> None:
+    pod = built()["spec"]["template"]["spec"]
+    env = {e["name"]: e for e in pod["containers"][0]["env"]}
+    assert env[ENV_POD_UID]["valueFrom"]["fieldRef"]["fieldPath"] == "metadata.uid"
+    order = run_order(job(), plan_of(job()), 1)
+    assert order.plan is not None
+    assert env[ENV_ENDS_FOLDER]["value"] == f"{order.plan.checkpoint.folder}/pods"
 
 
 def test_two_pods_of_an_index_never_run_at_once_and_disruptions_are_not_failures() -> None:

@@ -2,7 +2,7 @@
 
     python -m cost_aware_trainer.agent [--port N] [--run-folder DIR] [--token-file FILE] ...
 
-`GET /livez` and `GET /status` are open; `POST /order` and `POST /release` need the job's token. Standard library only,
+`GET /livez`, `GET /status` and `GET /ends` are open; `POST /order` and `POST /release` need the job's token. Standard library only,
 so that the pod answers within a fraction of a second of its start.
 """
 
@@ -16,15 +16,18 @@ import signal
 import socket
 import sys
 import threading
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from cost_aware_trainer.contract import (
     AGENT_PORT,
+    ENV_ENDS_FOLDER,
     ENV_METRICS_PORT,
     ENV_NODE,
     ENV_POD_INDEX,
+    ENV_POD_UID,
     MAX_MESSAGE_BYTES,
     MEMORY_FOLDER,
     RUN_FOLDER,
@@ -34,12 +37,14 @@ from cost_aware_trainer.contract import (
     RunOrder,
 )
 from cost_aware_trainer.heartbeat import LIMIT_SECONDS
+from cost_aware_trainer.last_words import last_words, leave_word
 from cost_aware_trainer.processes import adopt_orphans
 from cost_aware_trainer.supervisor import AgentSettings, Answer, Supervisor
 
 logger = logging.getLogger("cost_aware_trainer.agent")
 
 REQUEST_TIMEOUT_SECONDS = 10
+KNOWN_REQUESTS = "there are GET /livez, GET /status, GET /ends, POST /order and POST /release"
 
 
 class Server(ThreadingHTTPServer):
@@ -48,8 +53,8 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, port: int, supervisor: Supervisor, token_file: Path) -> None:
-        self.supervisor, self.token_file = supervisor, token_file
+    def __init__(self, port: int, supervisor: Supervisor, token_file: Path, ends_folder: Path | None) -> None:
+        self.supervisor, self.token_file, self.ends_folder = supervisor, token_file, ends_folder
         super().__init__(("", port), Handler)
 
 
@@ -62,20 +67,22 @@ class Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answers probes and status."""
+        """Answers probes, the status, and when pods ended."""
         if self.path == "/livez":
             self._answer(HTTPStatus.OK, "ok\n", "text/plain")
         elif self.path == "/status":
             self._answer(HTTPStatus.OK, self.server.supervisor.status().to_json(), "application/json")
+        elif self.path == "/ends":
+            self._answer(HTTPStatus.OK, last_words(self.server.ends_folder).to_json(), "application/json")
         else:
-            self._say(HTTPStatus.NOT_FOUND, "there are GET /livez, GET /status, POST /order and POST /release")
+            self._say(HTTPStatus.NOT_FOUND, KNOWN_REQUESTS)
 
     def do_POST(self) -> None:
         """Takes an order or a release."""
         # Whoever is refused leaves an unread body behind, so the connection ends with the answer.
         self.close_connection = True
         if self.path not in ("/order", "/release"):
-            self._say(HTTPStatus.NOT_FOUND, "there are GET /livez, GET /status, POST /order and POST /release")
+            self._say(HTTPStatus.NOT_FOUND, KNOWN_REQUESTS)
         elif not self._is_authorised():
             self._say(HTTPStatus.UNAUTHORIZED, "needs `Authorization: Bearer` with the job's token")
         else:
@@ -185,10 +192,12 @@ def main(arguments: list[str] | None = None) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.terminate())
     adopt_orphans()
-    server = Server(options.port, supervisor, options.token_file)
+    ends_folder = Path(environment[ENV_ENDS_FOLDER]) if environment.get(ENV_ENDS_FOLDER) else None
+    server = Server(options.port, supervisor, options.token_file, ends_folder)
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     logger.info("pod %s of index %d listens on port %d", settings.pod, settings.index, server.server_port)
     exit_code = supervisor.run()
+    leave_word(ends_folder, environment.get(ENV_POD_UID, ""), time.time())
     logger.info("exiting with %d", exit_code)
     return exit_code
 

@@ -7,6 +7,7 @@ import hashlib
 import hmac
 import logging
 from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
 
 import aiohttp
 
@@ -22,6 +23,7 @@ from cost_aware_trainer.contract import (
     AgentStatus,
     ContractError,
     Message,
+    PodEnds,
     Release,
     RunOrder,
 )
@@ -59,6 +61,17 @@ class Ranks:
             else:
                 _raise_unexpected(answer)
         return found
+
+    async def ends(self, pods: Iterable[PodView]) -> dict[str, datetime]:
+        """When pods of a job ended, by uid, as one of the pods that live can tell; the first that answers is believed."""
+        for pod in pods:
+            try:
+                told = PodEnds.from_json(await self._get(f"http://{_host(pod)}:{AGENT_PORT}/ends"))
+                return {end.pod_uid: datetime.fromtimestamp(end.ended_at, UTC) for end in told.ends}
+            except (RankUnreachableError, ValueError, OverflowError, OSError) as error:
+                # an agent of an older image does not know the question
+                logger.info("pod %s does not tell when others ended: %s", pod.name, error)
+        return {}
 
     async def samples(self, job: JobKey, pods: Iterable[PodView], ranks_per_node: int) -> Answers:
         """Ranks' metrics, from each rank's own endpoint."""

@@ -34,6 +34,7 @@ class ChangeOutcome(StrEnum):
     CHECKING = "Checking"
     """Steps are done; whether it keeps its promise is being measured."""
     KEPT = "Kept"
+    """It is no worse than what it replaced, or the run was complete before it could be."""
     ROLLED_BACK = "RolledBack"
     """It was worse than what it replaced."""
     FAILED = "Failed"

@@ -92,13 +92,19 @@ class History:
             or situation.hourly_usd is None
         ):
             return self
-        realised = step_usd(situation)
-        paid = (last.downtime_seconds or 0.0) * situation.hourly_usd / 3600
-        before = last.before_at(situation.hourly_usd / situation.plan.nodes)
-        savings = last.remaining_steps * (before - realised) - paid
-        return self._with_last(
-            replace(last, realised_step_usd=realised, realised_savings_usd=savings, outcome=ChangeOutcome.KEPT)
-        )
+        kept = _realised(last, step_usd(situation), situation.hourly_usd, situation.plan.nodes)
+        return self._with_last(kept)
+
+    def complete(self, now: datetime, hourly_usd: float | None) -> History:
+        """With the run done before a window was measured under the newest change: it is judged by all the steps since."""
+        last = self.last
+        if last is None or last.outcome is not ChangeOutcome.CHECKING or last.resumed_at is None:
+            return self
+        # its first step had ended when the ranks were seen to have resumed
+        steps, seconds = last.remaining_steps - 1, (now - last.resumed_at).total_seconds()
+        if steps < 1 or seconds <= 0 or hourly_usd is None:
+            return self._with_last(replace(last, outcome=ChangeOutcome.KEPT))
+        return self._with_last(_realised(last, seconds / steps * hourly_usd / 3600, hourly_usd, last.target.nodes))
 
     def failed(self, why: str) -> tuple[History, Plan] | None:
         """With the newest change given up as it did not start, and the plan to go back to; None if none is under way."""
@@ -108,6 +114,13 @@ class History:
         ended = replace(last, outcome=ChangeOutcome.FAILED, reason=f"{last.reason} (it did not start: {why})"[:1024])
         plan = replace(last.origin, explanation=f"back from {described(last.target)}: {why}"[:1024])
         return self._with_last(ended, bar=last.target), plan
+
+
+def _realised(change: Change, step_usd_: float, hourly_usd: float, nodes: int) -> Change:
+    """A change that stays, with what a step costs under it, and what it saved of the steps that were left, its own cost taken off."""
+    paid = (change.downtime_seconds or 0.0) * hourly_usd / 3600
+    savings = change.remaining_steps * (change.before_at(hourly_usd / nodes) - step_usd_) - paid
+    return replace(change, realised_step_usd=step_usd_, realised_savings_usd=savings, outcome=ChangeOutcome.KEPT)
 
 
 def _keys(change: Change, bar: Plan) -> tuple[str, ...]:

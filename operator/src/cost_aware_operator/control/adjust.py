@@ -167,6 +167,14 @@ def _checked(facts: Facts) -> RunRecord:
     return _with(record, history_of(record).resumed(facts.now, told))
 
 
+def complete(facts: Facts) -> RunRecord:
+    """The record of a run that is done, with what came of its newest change."""
+    gone_back = failed_change(facts, "the run was complete before it")
+    if gone_back is not None:
+        return gone_back
+    return _with(facts.record, history_of(facts.record).complete(facts.now, paid_hourly_usd(facts)))
+
+
 def failed_change(facts: Facts, why: str) -> RunRecord | None:
     """The record that goes back to the plan before a change that did not start; None if none is under way."""
     back = history_of(facts.record).failed(why)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from cost_aware_operator.adjusting.changes import Kind
 from cost_aware_operator.api.spec import OnExhausted
 from cost_aware_operator.control import attempts
-from cost_aware_operator.control.adjust import adjusted, failed_change, under_way, why_given_up
+from cost_aware_operator.control.adjust import adjusted, complete, failed_change, under_way, why_given_up
 from cost_aware_operator.control.capacity import gone_on_without
 from cost_aware_operator.control.decision import Decision
 from cost_aware_operator.control.disruption import disruptions
@@ -226,8 +226,8 @@ def _running(facts: Facts, plan: Plan) -> Decision:
         case attempts.GiveUp(reason, message):
             return _failed(facts, plan, reason, message)
         case attempts.Complete(result):
-            record = facts.record.model_copy(update={"ended_at": facts.now})
-            facts = replace(facts, record=record, result=result)
+            record = complete(facts).model_copy(update={"ended_at": facts.now})
+            facts, plan = replace(facts, record=record, result=result), record.plan or plan
             releasable = tuple(p.uid for p in facts.pods if p.usable)
             return _decision(
                 facts,

@@ -39,7 +39,8 @@ class Facts:
     `pods` holds the pods that exist, `departed` those whose deletion was watched and not yet accounted. `agents` and
     `samples` are by pod uid and hold only who answered. `obstacle` names an object of a child's name that is not the job's.
     `scrapes` is the recent history, newest last. `cluster_nodes` are looked up only while they may matter; None where that is not
-    so, or nodes may not be listed. `unheard` are ranks without metrics, or with some that cannot be true.
+    so, or nodes may not be listed. `unheard` are ranks without metrics, or with some that cannot be true. `told_ends` are ends of
+    pods that vanished, by uid, as their agents have left word of them.
     """
 
     job: TrainingJob
@@ -59,5 +60,6 @@ class Facts:
     samples: Mapping[str, tuple[RankSample, ...]] = field(default_factory=dict)
     scrapes: Sequence[Scrape] = ()
     unheard: tuple[Unheard, ...] = ()
+    told_ends: Mapping[str, datetime] = field(default_factory=dict)
     cluster_nodes: tuple[NodeView, ...] | None = None
     scrape_interval_seconds: float = 5.0

@@ -20,9 +20,9 @@ from cost_aware_operator.control.facts import Facts, MissingClaim, Unheard
 from cost_aware_operator.control.heard import believed
 from cost_aware_operator.control.memory import Memory
 from cost_aware_operator.control.record import RunRecord, from_data
+from cost_aware_operator.control.slow import stragglers_under
 from cost_aware_operator.costs.prices import PriceBook
 from cost_aware_operator.observing.samples import Scrape
-from cost_aware_operator.observing.stragglers import stragglers
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.names import labels, record_name
 from cost_aware_operator.workload.views import NodeView, PodView, child_job_view, node_view, pod_view
@@ -122,6 +122,7 @@ class Gatherer:
         nodes = {name: node for name in names if (node := await self._nodes.get(name)) is not None}
         agents = await self._ranks.statuses(pods)
         await self._scrape(job, pods, memory, record.attempt)
+        vanished = record.ledger.without_end() - {p.uid for p in (*pods, *departed)}
         if result is None:
             result = next((a.result for a in agents.values() if a.result is not None and a.result.total_steps), None)
         return Facts(
@@ -143,6 +144,7 @@ class Gatherer:
             scrapes=tuple(memory.scrapes),
             scrape_interval_seconds=self._scrape_interval_seconds,
             cluster_nodes=await self._cluster_nodes(job, record, memory, nodes.values()),
+            told_ends=await self._ranks.ends([p for p in pods if p.uid in agents]) if vanished else {},
             unheard=tuple(
                 Unheard(rank, why, self._clock.monotonic() - since)
                 for rank, (since, why) in sorted(memory.unheard.items())
@@ -163,7 +165,7 @@ class Gatherer:
         if len(allowed) > 1 and policy is not AdjustPolicy.OFF:
             return await self._nodes.all(allowed)
         lost = any(nodes_lost(record.changes, plan.nodes))
-        if not (lost or any(map(cordoned, own)) or stragglers(tuple(memory.scrapes), plan.data * plan.tensor)):
+        if not (lost or any(map(cordoned, own)) or _straggling(job, record, memory)):
             return None
         return await self._nodes.all(plan.instance_types)
 
@@ -213,6 +215,10 @@ class Gatherer:
         if fresh:
             ranks = tuple(sample for samples in fresh.values() for sample in samples)
             memory.scrapes.append(Scrape(now - answers.age_seconds, ranks))
+
+
+def _straggling(job: TrainingJob, record: RunRecord, memory: Memory) -> bool:
+    return record.plan is not None and bool(stragglers_under(job.spec, record.plan, tuple(memory.scrapes)))
 
 
 def in_the_way(kind: str, name: str) -> str:

@@ -30,7 +30,7 @@ def price_of(facts: Facts, pod: PodView) -> Price | None:
 def booked(facts: Facts) -> LedgerState:
     """The ledger with every pod accounted to now or to its end."""
     pods = [_pod_facts(facts, pod) for pod in (*facts.pods, *facts.departed) if pod.started_at is not None]
-    return accrue(facts.record.ledger, pods, progress_of(facts), facts.now, fees_now(facts))
+    return accrue(facts.record.ledger, pods, progress_of(facts), facts.now, fees_now(facts), facts.told_ends)
 
 
 def fees_now(facts: Facts) -> Fees:

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from cost_aware_operator.adjusting.situation import SlowNode
+from cost_aware_operator.api.spec import JobSpec
 from cost_aware_operator.control.facts import Facts
-from cost_aware_operator.observing.samples import observe
+from cost_aware_operator.costs.model_parallel import head_in_layers
+from cost_aware_operator.costs.stages import stage_work
+from cost_aware_operator.observing.samples import Scrape, observe
 from cost_aware_operator.observing.stragglers import SlowRank, stragglers
 from cost_aware_operator.planning.plan import Plan
+from cost_aware_operator.planning.presets import shape_of
 from cost_aware_operator.planning.space import resources_of
 from cost_aware_operator.workload.placement import could_take
 from cost_aware_operator.workload.views import PodView
+
+
+def stragglers_under(spec: JobSpec, plan: Plan, scrapes: Sequence[Scrape]) -> tuple[SlowRank, ...]:
+    """The stragglers of a run under a plan."""
+    works: list[tuple[float, ...]] = []
+    if spec.model is not None and plan.interleave == 1:
+        # in a small model what surrounds the products takes the time, and the head costs next to nothing
+        heads = (head_in_layers(shape_of(spec.model)), 0.0)
+        works = [stage_work(plan.stage_layers, head) for head in heads]
+    return stragglers(scrapes, plan.data * plan.tensor, works)
 
 
 def slow_ranks(facts: Facts, plan: Plan) -> tuple[tuple[SlowRank, PodView | None], ...]:
@@ -21,7 +36,7 @@ def slow_ranks(facts: Facts, plan: Plan) -> tuple[tuple[SlowRank, PodView | None
         return ()
     pods = {p.uid: p for p in facts.pods}
     by_index = {index: pods.get(uid) for index, uid in facts.record.members.items()}
-    found = sorted(stragglers(facts.scrapes, plan.data * plan.tensor), key=lambda s: -s.slowdown)
+    found = sorted(stragglers_under(facts.job.spec, plan, facts.scrapes), key=lambda s: -s.slowdown)
     return tuple((slow, by_index.get(slow.rank // plan.ranks_per_node)) for slow in found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cost_aware_operator.costs.elementwise import Numbers, ceil, least, most, where
@@ -37,6 +38,11 @@ class StageLayers:
         stages, highs = int(self.stages), int(self.highs)
         front = (int(self.high if i < highs else self.low) for i in range(stages - 1))
         return (*front, int(self.last))
+
+
+def stage_work(layers: Sequence[int], head_in_layers: float) -> tuple[float, ...]:
+    """What each stage computes, in layers; the last one has the head besides. The embedding is a lookup, and counts for nothing."""
+    return tuple(count + head_in_layers * (stage == len(layers) - 1) for stage, count in enumerate(layers))
 
 
 def spread(layers: int, stages: Numbers, head_in_layers: Numbers = 0.0) -> StageLayers:

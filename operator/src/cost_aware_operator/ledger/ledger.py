@@ -93,7 +93,10 @@ class _State(BaseModel):
 
 
 class PodAccount(_State):
-    """What is known of one pod's costs so far. `credit` holds seconds of phases that were reported and not yet booked."""
+    """What is known of one pod's costs so far. `credit` holds seconds of phases that were reported and not yet booked.
+
+    `estimated`: it was closed without its pod's end being known.
+    """
 
     uid: str
     index: int
@@ -103,6 +106,7 @@ class PodAccount(_State):
     started_at: datetime
     accounted_until: datetime
     closed: bool = False
+    estimated: bool = False
     gone_since: datetime | None = None
     attempt: int = 0
     seen: dict[Phase, float] = {}
@@ -134,6 +138,10 @@ class LedgerState(_State):
         """The sum over all causes."""
         return sum(self.usd.values())
 
+    def without_end(self) -> set[str]:
+        """The uids of pods that still run, or of whose end nobody has told."""
+        return {account.uid for account in self.accounts if account.estimated or not account.closed}
+
     @property
     def goodput(self) -> float | None:
         """The productive share of all pod-seconds that were booked by cause; None before the first."""
@@ -164,12 +172,18 @@ class _Book:
 
 
 def accrue(
-    state: LedgerState, pods: Sequence[PodFacts], progress: Progress, now: datetime, fees: Fees | None = None
+    state: LedgerState,
+    pods: Sequence[PodFacts],
+    progress: Progress,
+    now: datetime,
+    fees: Fees | None = None,
+    told: Mapping[str, datetime] | None = None,
 ) -> LedgerState:
     """The state after booking every pod up to `now`, or up to its end, and the fees for as long as one runs.
 
-    Pods that exist in the state but not in `pods` are gone: their account ends where it was last accounted to, unless
-    the replacement of the same index shows when they ended at the latest.
+    Pods that exist in the state but not in `pods` are gone. `told` holds ends of such pods, by uid, that their own agents have
+    left word of. Without such a word their account ends where it was last accounted to, unless the replacement of the
+    same index shows when they ended at the latest.
     """
     book = _Book(
         dict(state.usd),
@@ -185,7 +199,7 @@ def accrue(
         account = known.pop(pod.uid) if pod.uid in known else _opened(pod)
         _book_pod(book, account, pod, pod.uid in crossing, now)
     for account in known.values():
-        _book_gone(book, account, pods, now)
+        _book_gone(book, account, pods, (told or {}).get(account.uid), now)
     _book_rework(book, state, progress)
     restarted = progress.attempt > state.attempt
     resumed = progress.resumed_step if restarted else state.attempt_resumed_step
@@ -310,26 +324,41 @@ def _take_back(book: _Book, seconds: float, otherwise: Cause, hourly_usd: float 
         usd, seconds = usd - part, seconds - time
 
 
-def _book_gone(book: _Book, account: PodAccount, pods: Sequence[PodFacts], now: datetime) -> None:
-    """A pod that is not listed any more.
+def _book_gone(
+    book: _Book, account: PodAccount, pods: Sequence[PodFacts], told: datetime | None, now: datetime
+) -> None:
+    """A pod that is not listed any more, whose own word of its end is `told`.
 
     A list may lack a pod whose deletion the watch has yet to tell, so an open account waits for that news for a while. If
-    none comes, the pod vanished while nobody looked, and ended no later than the replacement of its index began. A closed
-    account is remembered for longer: late news must not open it again and pay the pod twice.
+    none comes, the pod vanished while nobody looked, and ended no later than the replacement of its index began; its own word
+    may still come. A closed account is remembered for longer: late news must not open it again and pay the pod twice.
     """
+    gone_since = account.gone_since or now
+    later = [p.started_at for p in pods if p.index == account.index and p.started_at > account.started_at]
+    if told is not None and (account.estimated or not account.closed):
+        # clocks of nodes differ, and anybody may write to a volume: no word reaches beyond what is known
+        end = max(account.started_at, min(told, now, *later))
+        account = _settled(book, account, end).model_copy(update={"gone_since": gone_since})
     if account.closed:
-        if now - account.accounted_until < REMEMBERED:
+        if now - (account.gone_since or account.accounted_until) < REMEMBERED:
             book.accounts.append(account)
         return
-    gone_since = account.gone_since or now
     if now - gone_since < NEWS_WITHIN:
         book.accounts.append(account.model_copy(update={"gone_since": gone_since}))
         return
-    later = [p.started_at for p in pods if p.index == account.index and p.started_at > account.started_at]
     end = max(min(later), account.accounted_until) if later else account.accounted_until
+    book.accounts.append(_settled(book, account, end).model_copy(update={"estimated": True}))
+
+
+def _settled(book: _Book, account: PodAccount, end: datetime) -> PodAccount:
+    """The account closed at an end that may lie before what was booked."""
     seconds = (end - account.accounted_until).total_seconds()
-    _spend(book, dict(account.credit), seconds, Cause.RESTART, account.hourly_usd)
-    book.accounts.append(account.model_copy(update={"closed": True, "accounted_until": end}))
+    if seconds >= 0:
+        _spend(book, dict(account.credit), seconds, Cause.RESTART, account.hourly_usd)
+    else:
+        _take_back(book, -seconds, Cause.RESTART, account.hourly_usd)
+    update = {"closed": True, "estimated": False, "accounted_until": end, "credit": {}}
+    return account.model_copy(update=update)
 
 
 def _book_rework(book: _Book, state: LedgerState, progress: Progress) -> None:

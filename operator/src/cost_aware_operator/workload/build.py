@@ -10,12 +10,20 @@ from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.api.spec import CapacityType
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.workload.defaults import PodDefaults
-from cost_aware_operator.workload.names import labels, owner_reference, secret_name
+from cost_aware_operator.workload.names import (
+    CHECKPOINT_MOUNT,
+    checkpoint_folder,
+    labels,
+    owner_reference,
+    secret_name,
+)
 from cost_aware_trainer.contract import (
     AGENT_PORT,
+    ENV_ENDS_FOLDER,
     ENV_JOB,
     ENV_NAMESPACE,
     ENV_NODE,
+    ENV_POD_UID,
     METRICS_PORT,
     RUN_FOLDER,
     TOKEN_FILE,
@@ -23,8 +31,9 @@ from cost_aware_trainer.contract import (
 
 GRACE_SECONDS = 60
 """From SIGTERM to SIGKILL: enough for the ranks to end their step and write a checkpoint."""
-CHECKPOINT_MOUNT = "/checkpoints"
 DATA_MOUNT = "/data"
+ENDS_FOLDER = "pods"
+"""In a run's own folder: when its pods ended, for whoever did not see it."""
 ANNOTATION_TEMPLATE = "costaware.dev/template-hash"
 NEVER_GIVE_UP = 1_000_000
 """The Job's own backoff limit. Whether a run is given up is the operator's decision, which knows whether it progressed."""
@@ -160,6 +169,8 @@ def _container(job: TrainingJob, plan: Plan, defaults: PodDefaults) -> dict[str,
         {"name": ENV_JOB, "value": job.key.name},
         {"name": ENV_NAMESPACE, "value": job.key.namespace},
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": ENV_POD_UID, "valueFrom": {"fieldRef": {"fieldPath": "metadata.uid"}}},
+        {"name": ENV_ENDS_FOLDER, "value": f"{checkpoint_folder(job)}/{ENDS_FOLDER}"},
         {"name": ENV_NODE, "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "PYTHONUNBUFFERED", "value": "1"},

@@ -1,9 +1,17 @@
-"""Names of a job's children, all derived from the job's own name."""
+"""Names of a job's children and its folder, all derived from the job's own."""
 
 from __future__ import annotations
 
 from cost_aware_operator.api import API_VERSION, KIND, LABEL_JOB
 from cost_aware_operator.api.job import JobKey, TrainingJob
+
+CHECKPOINT_MOUNT = "/checkpoints"
+
+
+def checkpoint_folder(job: TrainingJob) -> str:
+    """A folder of the job's own, unless the manifest names one: a new job of an old name never continues its run."""
+    own = f"{job.key.namespace}-{job.key.name}-{job.uid[:8]}"
+    return f"{CHECKPOINT_MOUNT}/{job.spec.checkpoint.folder or own}"
 
 
 def record_name(job: str) -> str:

@@ -7,8 +7,8 @@ from dataclasses import replace
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.planning.presets import shape_of
-from cost_aware_operator.workload.build import CHECKPOINT_MOUNT, DATA_MOUNT
-from cost_aware_operator.workload.names import pod_host
+from cost_aware_operator.workload.build import DATA_MOUNT
+from cost_aware_operator.workload.names import checkpoint_folder, pod_host
 from cost_aware_trainer.contract import (
     CONTRACT_VERSION,
     RUN_FOLDER,
@@ -34,12 +34,6 @@ _SHARDINGS = {
     "zero2": Sharding.ZERO2,
     "zero3": Sharding.ZERO3,
 }
-
-
-def checkpoint_folder(job: TrainingJob) -> str:
-    """A folder of the job's own, unless the manifest names one: a new job of an old name never continues its run."""
-    own = f"{job.key.namespace}-{job.key.name}-{job.uid[:8]}"
-    return f"{CHECKPOINT_MOUNT}/{job.spec.checkpoint.folder or own}"
 
 
 DEFAULT_INTERVAL_SECONDS = 60.0
