@@ -172,21 +172,24 @@ def whole(shapes, parts):
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "strategy"),
+    ("before", "after", "sharding", "strategy"),
     [
-        (DegreesPlan(data=4), DegreesPlan(data=2, tensor=2), {"compression": Compression.INT4}),
-        (DegreesPlan(data=2, tensor=2), DegreesPlan(data=2, pipeline=2), {"compression": Compression.INT8}),
-        (DegreesPlan(data=2, pipeline=2), DegreesPlan(data=4), {}),
-        (DegreesPlan(data=2, tensor=2), DegreesPlan(data=4), {"sharding": Sharding.ZERO3}),
-        (DegreesPlan(data=2, pipeline=2), DegreesPlan(tensor=4), {}),
+        (DegreesPlan(data=4), DegreesPlan(data=2, tensor=2), "none", {"compression": Compression.INT4}),
+        (DegreesPlan(data=2, tensor=2), DegreesPlan(data=2, pipeline=2), "none", {"compression": Compression.INT8}),
+        (DegreesPlan(data=2, pipeline=2), DegreesPlan(data=4), "none", {}),
+        (DegreesPlan(data=2, tensor=2), DegreesPlan(data=4), "none", {"sharding": Sharding.ZERO3}),
+        (DegreesPlan(data=2, pipeline=2), DegreesPlan(tensor=4), "none", {}),
+        (DegreesPlan(data=4), DegreesPlan(data=2, tensor=2), "zero1", {"compression": Compression.INT4}),
+        (DegreesPlan(data=2, tensor=2), DegreesPlan(data=4), "zero3", {"sharding": Sharding.ZERO3}),
+        (DegreesPlan(data=2, pipeline=2), DegreesPlan(data=4), "zero2", {}),
     ],
 )
 @pytest.mark.parametrize("by_checkpoint", [False, True], ids=["in-process", "from-checkpoint"])
 def test_what_compression_owes_is_owed_whole_after_a_change_of_degrees(
-    pool, plan_of, before, after, strategy, by_checkpoint
+    pool, plan_of, before, after, sharding, strategy, by_checkpoint
 ):
     model = dataclasses.replace(MODEL, tied_embeddings=True)
-    first = plan_of(before, model=model, compression=Compression.INT4)
+    first = plan_of(before, model=model, compression=Compression.INT4, sharding=Sharding(sharding))
     second = plan_of(after, model=model, folder=first.checkpoint.folder, **strategy)
     plans = {"plan": first.to_json(), "successor": second.to_json()}
     answers = pool.run(4, "hand_residuals_over", **plans, steps=4, by_checkpoint=by_checkpoint)

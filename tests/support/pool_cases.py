@@ -10,8 +10,10 @@ from tests.support.compression_cases import *  # noqa: F403
 from tests.support.probe_cases import *  # noqa: F403
 
 from cost_aware_trainer.collectives import disconnect
-from cost_aware_trainer.contract import Reconfiguration, RunPlan
+from cost_aware_trainer.contract import Reconfiguration, RunPlan, Sharding
+from cost_aware_trainer.layout import box_of
 from cost_aware_trainer.metrics import RankMetrics
+from cost_aware_trainer.models.decoder import parameter_shapes
 from cost_aware_trainer.reconfigure import Succession
 from cost_aware_trainer.results import Surroundings
 from cost_aware_trainer.state import checkpointable
@@ -122,7 +124,11 @@ def hand_residuals_over(place, plan, successor, steps, by_checkpoint):
     for _ in range(steps):
         trainer._step()
     # without a name for it: a reference would keep the old groups alive, and with them their names
-    before = boxed(trainer._arrangement, trainer._arrangement._replica._data_sum.compressed.residuals())
+    replica, shapes = trainer._arrangement._replica, parameter_shapes(plan.model)
+    before = sharded_residuals(replica, plan, shapes)
+    if replica._data_sum is not None:
+        before = boxed(trainer._arrangement, replica._data_sum.compressed.residuals())
+    del replica
     if by_checkpoint:
         trainer._save(wait=True, stops=True)
         leave(trainer)
@@ -137,6 +143,22 @@ def hand_residuals_over(place, plan, successor, steps, by_checkpoint):
     assert not trainer._arrangement._replica._owed
     leave(trainer)
     return before, after
+
+
+def sharded_residuals(replica, plan, shapes):
+    """What this rank's compressed reduce-scatters owe, {(parameter, box): values}, from fully_shard's flat gradients."""
+    found, ranks, place = {}, plan.degrees.data, replica._mesh.place
+    for (scatter, _), owned in zip(replica._scatters, replica._flat, strict=True):
+        rows, start = scatter.residual(), 0
+        for held in owned:
+            shape = held.parameter.shape
+            width = -(-shape[0] // ranks) * shape[1:].numel()
+            values = rows[:, start : start + width].flatten()[: shape.numel()].view(shape)
+            box = box_of(held.name, shapes[held.name], place, plan.degrees, Sharding.NONE)
+            found[held.key, box.offsets, box.sizes] = values.clone()
+            start += width
+        assert start == rows.shape[1]
+    return found
 
 
 def leave(trainer):

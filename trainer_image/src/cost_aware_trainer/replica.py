@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from cost_aware_trainer.compression import BITS, CompressedSum, element_bytes
@@ -34,10 +35,11 @@ class Replica:
         self._tensor = TensorAxis(mesh.group(Axis.TENSOR), mesh.place.tensor, plan.degrees.tensor, mesh.traffic)
         self.is_sharded = plan.strategy.sharding is not Sharding.NONE and plan.degrees.data > 1
         self._micro_batches = plan.batch.global_samples // plan.degrees.data // plan.batch.micro_samples
-        self._scatters: list[CompressedReduceScatter] = []
+        self._scatters: list[tuple[CompressedReduceScatter, nn.Module]] = []
         stages = stages_of(mesh.place.pipeline, plan)
         self._parts = [(stage, self._build(stage)) for stage in stages]
         self.held = self._hold(shapes)
+        self._flat = self._flattened()
         self._owed: dict[str, Tensor] = {}
         self._data_sum = self._watch() if plan.degrees.data > 1 and not self.is_sharded else None
         self._pipeline = Pipeline(plan, mesh, self._tensor, self._parts) if plan.degrees.pipeline > 1 else None
@@ -73,8 +75,8 @@ class Replica:
             # gloo has no scaled sum
             sharded.set_force_sum_reduction_for_comms(True)
             if strategy.compression is not Compression.NONE:
-                self._scatters.append(CompressedReduceScatter(strategy.compression))
-                sharded.set_custom_reduce_scatter(self._scatters[-1])
+                self._scatters.append((CompressedReduceScatter(strategy.compression), module))
+                sharded.set_custom_reduce_scatter(self._scatters[-1][0])
 
     def _hold(self, shapes: Mapping[str, tuple[int, ...]]) -> list[Held]:
         plan, place = self._plan, self._mesh.place
@@ -119,7 +121,7 @@ class Replica:
             held.parameter.grad = None
         if self._data_sum:
             self._data_sum.begin(uncompressed=uncompressed)
-        for scatter in self._scatters:
+        for scatter, _ in self._scatters:
             scatter.rests = uncompressed
         pipeline = self._pipeline
         with waits_timed(self._mesh.traffic) if self.is_sharded else nullcontext():
@@ -169,15 +171,41 @@ class Replica:
 
         Empty where nothing is owed by any rank; every rank must call it between steps.
         """
-        if self._data_sum is None or self._plan.strategy.compression not in BITS:
+        if self._plan.strategy.compression not in BITS or self._plan.degrees.data == 1:
             return {}
-        kept = self._data_sum.compressed.drain() if self._data_sum.compressed else {}
+        kept = self._drained_shards() if self.is_sharded else {}
+        if self._data_sum is not None and self._data_sum.compressed is not None:
+            kept = self._data_sum.compressed.drain()
         residuals = [
             kept[held.key].view_as(held.value) if held.key in kept else torch.zeros_like(held.value)
             for held in self.held
         ]
         sum_shared(self._mesh, self.held, residuals)
         return {held.name: residual for held, residual in zip(self.held, residuals, strict=True)}
+
+    def _drained_shards(self) -> dict[str, Tensor]:
+        """The same of sharded parameters, before those that ranks share otherwise are summed; by `Held.key`."""
+        assert self._mesh.data is not None  # noqa: S101  what is sharded has replicas
+        group, ranks = self._mesh.data.get_group(), self._plan.degrees.data
+        kept: dict[str, Tensor] = {}
+        for (scatter, _), owned in zip(self._scatters, self._flat, strict=True):
+            chunk, start = scatter.drain(group), 0
+            if chunk is None:
+                continue
+            for held in owned:
+                kept[held.key] = chunk[start : start + held.value.numel()]
+                # fully_shard cuts the first dimension into equal pieces, the last ones filled up
+                rows, *rest = held.parameter.shape
+                start += -(-rows // ranks) * math.prod(rest)
+        return kept
+
+    def _flattened(self) -> list[list[Held]]:
+        """What each reduce-scatter has in its flat gradient, in order: its module's parameters without those of modules before it."""
+        held_of = {id(held.parameter): held for held in self.held}
+        return [
+            [held for p in module.parameters() if (held := held_of.pop(id(p), None)) is not None]
+            for _, module in self._scatters
+        ]
 
     def bubble_seconds(self, compute_seconds: float) -> float:
         """See `Pipeline.bubble_seconds`; 0 without a pipeline."""

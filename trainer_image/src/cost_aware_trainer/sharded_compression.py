@@ -35,6 +35,7 @@ class CompressedReduceScatter(ReduceScatter):
             raise ValueError("compression: none; leave fully_shard its own reduce-scatter")
         self._codec = BlockCodec(BITS[compression], block) if compression in BITS else None
         self._carry: Tensor | None = None
+        self._width = 0
         self.rests = False
         """Whether gradients are summed as they are, on all ranks; a residual waits meanwhile."""
 
@@ -85,11 +86,26 @@ class CompressedReduceScatter(ReduceScatter):
             rows.add_(self._carry[:, : rows.shape[1]])
         self.reset()
 
+    def residual(self) -> Tensor | None:
+        """What this rank's rounding still owes, a copy in `__call__`'s input layout, (n, chunk); None where nothing was rounded."""
+        return None if self._carry is None else self._carry[:, : self._width].clone()
+
+    def drain(self, group: dist.ProcessGroup) -> Tensor | None:
+        """Takes the residual out, summed over the group as it is: this rank's chunk. All ranks call it, or none has one."""
+        owed = self.residual()
+        self.reset()
+        if owed is None:
+            return None
+        chunk = torch.empty(owed.shape[1], device=owed.device)
+        dist.reduce_scatter_tensor(chunk, owed.flatten(), group=group)
+        return chunk
+
     def _reduce(self, flat: Tensor, group: dist.ProcessGroup, codec: BlockCodec) -> Tensor:
         rows, own = flat.view(group.size(), -1), group.rank()
         shape = (group.size(), codec.padded(rows.shape[1]))
         if self._carry is None or self._carry.shape != shape:
             self._carry = torch.zeros(shape, dtype=torch.float32, device=flat.device)
+            self._width = rows.shape[1]
         self._carry[:, : rows.shape[1]].add_(rows)
         exchange(self._carry, own, codec, group)
         summed = self._carry[own].clone()
