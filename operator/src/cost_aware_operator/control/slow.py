@@ -9,7 +9,7 @@ from cost_aware_operator.adjusting.situation import SlowNode
 from cost_aware_operator.api.spec import JobSpec
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.costs.model_parallel import head_in_layers
-from cost_aware_operator.costs.stages import stage_work
+from cost_aware_operator.costs.stages import interleaved, stage_work
 from cost_aware_operator.observing.samples import Scrape, observe
 from cost_aware_operator.observing.stragglers import SlowRank, stragglers
 from cost_aware_operator.planning.plan import Plan
@@ -22,10 +22,12 @@ from cost_aware_operator.workload.views import PodView
 def stragglers_under(spec: JobSpec, plan: Plan, scrapes: Sequence[Scrape]) -> tuple[SlowRank, ...]:
     """The stragglers of a run under a plan."""
     works: list[tuple[float, ...]] = []
-    if spec.model is not None and plan.interleave == 1:
+    if spec.model is not None:
+        shape = shape_of(spec.model)
+        chunked = plan.interleave > 1
+        layers = interleaved(shape.layers, plan.pipeline, plan.interleave) if chunked else plan.stage_layers
         # in a small model what surrounds the products takes the time, and the head costs next to nothing
-        heads = (head_in_layers(shape_of(spec.model)), 0.0)
-        works = [stage_work(plan.stage_layers, head) for head in heads]
+        works = [stage_work(layers, head) for head in (head_in_layers(shape), 0.0)]
     return stragglers(scrapes, plan.data * plan.tensor, works)
 
 

@@ -41,8 +41,14 @@ class StageLayers:
 
 
 def stage_work(layers: Sequence[int], head_in_layers: float) -> tuple[float, ...]:
-    """What each stage computes, in layers; the last one has the head besides. The embedding is a lookup, and counts for nothing."""
+    """What each rank of a pipeline computes, in layers; the last has the head besides. The embedding is but a lookup."""
     return tuple(count + head_in_layers * (stage == len(layers) - 1) for stage, count in enumerate(layers))
+
+
+def interleaved(layers: int, ranks: int, chunks: int) -> tuple[int, ...]:
+    """Layers of each rank of a pipeline with several stages on each, in turns: cut evenly, the first stages taking one more."""
+    each, rest = divmod(layers, ranks * chunks)
+    return tuple(sum(each + (rank + lap * ranks < rest) for lap in range(chunks)) for rank in range(ranks))
 
 
 def spread(layers: int, stages: Numbers, head_in_layers: Numbers = 0.0) -> StageLayers:
