@@ -90,10 +90,23 @@ def says(body: bytes) -> Behaviour:
     return answer
 
 
-async def ends(port: int, monkeypatch: pytest.MonkeyPatch) -> dict[str, datetime]:
+async def ends(port: int, monkeypatch: pytest.MonkeyPatch, pods: int = 1) -> dict[str, datetime]:
     monkeypatch.setattr(ranks, "AGENT_PORT", port)
     async with aiohttp.ClientSession(auto_decompress=False) as session:
-        return await Ranks(session, 4, timeout_seconds=1.0).ends([pod()])
+        return await Ranks(session, 4, timeout_seconds=1.0).ends([pod()] * pods)
+
+
+async def test_only_a_few_agents_are_asked_when_others_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    async def knows_nothing(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+
+    async with serving(knows_nothing) as port:
+        assert await ends(port, monkeypatch, pods=100) == {}
+    assert asked == ranks.ASKED
 
 
 async def test_an_agent_tells_when_others_ended(monkeypatch: pytest.MonkeyPatch) -> None:

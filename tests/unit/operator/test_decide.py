@@ -211,6 +211,12 @@ def test_a_change_that_comes_after_the_last_step_has_failed_and_the_plan_is_the_
     assert decision.record.plan.micro_batch == PIPELINE.micro_batch
 
 
+def test_a_change_that_was_ordered_and_of_which_no_step_was_seen_stays_without_figures() -> None:
+    ordered = change(attempt=1, outcome=ChangeOutcome.IN_PROGRESS)
+    (kept,) = decide(running(agents=DONE, record=RECORD.model_copy(update={"changes": (ordered,)}))).record.changes
+    assert (kept.outcome, kept.realised_step_usd) == (ChangeOutcome.KEPT, None)
+
+
 def test_a_finished_job_succeeds_when_its_pods_have_ended_and_costs_nothing_more() -> None:
     ended = tuple(pod(i, phase="Succeeded", running=False, ended_at=START + timedelta(seconds=50)) for i in range(2))
     record = RECORD.model_copy(update={"ended_at": START + timedelta(seconds=45)})

@@ -52,6 +52,13 @@ def test_an_answer_is_never_longer_than_a_message_may_be(tmp_path):
     assert len(said.to_json()) < MAX_MESSAGE_BYTES
 
 
+def test_while_a_read_hangs_others_are_answered_at_once(tmp_path):
+    leave_word(tmp_path, "a", 1.0)
+    with words._reading:
+        assert last_words(tmp_path) == PodEnds()
+    assert len(last_words(tmp_path).ends) == 1
+
+
 def test_a_volume_that_refuses_or_hangs_does_not_hold_up_the_end(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     leave_word(tmp_path / "file" / "pods", "a", 1.0)

@@ -22,6 +22,8 @@ MOST = 1024
 PATIENCE_SECONDS = 2.0
 """For a volume that does not answer: the pod's grace is for the ranks."""
 
+_reading = threading.Lock()
+
 
 def leave_word(folder: Path | None, pod_uid: str, now_seconds: float) -> None:
     """Says that this pod ends now (Unix time). A pod that an older operator made knows neither its uid nor a folder."""
@@ -46,14 +48,19 @@ def _write(folder: Path, pod_uid: str, now_seconds: float) -> None:
 
 
 def last_words(folder: Path | None) -> PodEnds:
-    """The words of pods that have ended, the newest first; none where nobody left any."""
+    """The words of pods that have ended, the newest first; none where nobody left any, or while another call still reads."""
     found: list[PodEnd] = []
+    # a volume that does not answer must not collect callers
+    if not _reading.acquire(blocking=False):
+        return PodEnds()
     try:
         paths = [] if folder is None else list(folder.glob("*.json"))
         for path in paths:
             found += _read(path)
     except OSError as error:
         logger.warning("%s: %s", folder, error.strerror)
+    finally:
+        _reading.release()
     return PodEnds(ends=tuple(sorted(found, key=lambda word: -word.ended_at)[:MOST]))
 
 

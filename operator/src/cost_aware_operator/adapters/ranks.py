@@ -8,6 +8,7 @@ import hmac
 import logging
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from itertools import islice
 
 import aiohttp
 
@@ -29,6 +30,8 @@ from cost_aware_trainer.contract import (
 )
 
 logger = logging.getLogger(__name__)
+ASKED = 3
+"""Pods that are asked for what any of them can tell: agents of an older image cannot, and then none of them can."""
 PLAIN = {"Accept-Encoding": "identity"}
 """What is small when packed may be large unpacked; the session must not unpack it either."""
 
@@ -63,14 +66,14 @@ class Ranks:
         return found
 
     async def ends(self, pods: Iterable[PodView]) -> dict[str, datetime]:
-        """When pods of a job ended, by uid, as one of the pods that live can tell; the first that answers is believed."""
-        for pod in pods:
+        """When pods of a job ended, by uid, as one of a few that live can tell; the first that answers is believed."""
+        for pod in islice(pods, ASKED):
             try:
                 told = PodEnds.from_json(await self._get(f"http://{_host(pod)}:{AGENT_PORT}/ends"))
                 return {end.pod_uid: datetime.fromtimestamp(end.ended_at, UTC) for end in told.ends}
             except (RankUnreachableError, ValueError, OverflowError, OSError) as error:
                 # an agent of an older image does not know the question
-                logger.info("pod %s does not tell when others ended: %s", pod.name, error)
+                logger.debug("pod %s does not tell when others ended: %s", pod.name, error)
         return {}
 
     async def samples(self, job: JobKey, pods: Iterable[PodView], ranks_per_node: int) -> Answers:

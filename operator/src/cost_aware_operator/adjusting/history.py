@@ -96,12 +96,15 @@ class History:
         return self._with_last(kept)
 
     def complete(self, now: datetime, hourly_usd: float | None) -> History:
-        """With the run done before a window was measured under the newest change: it is judged by all the steps since."""
+        """With the run done before a window was measured under the newest change: it is judged by all the steps since.
+
+        Where no step of it was seen, it stays without figures.
+        """
         last = self.last
-        if last is None or last.outcome is not ChangeOutcome.CHECKING or last.resumed_at is None:
+        if last is None or not last.is_open:
             return self
         # its first step had ended when the ranks were seen to have resumed
-        steps, seconds = last.remaining_steps - 1, (now - last.resumed_at).total_seconds()
+        steps, seconds = last.remaining_steps - 1, (now - (last.resumed_at or now)).total_seconds()
         if steps < 1 or seconds <= 0 or hourly_usd is None:
             return self._with_last(replace(last, outcome=ChangeOutcome.KEPT))
         return self._with_last(_realised(last, seconds / steps * hourly_usd / 3600, hourly_usd, last.target.nodes))

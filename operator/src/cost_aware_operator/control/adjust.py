@@ -168,10 +168,10 @@ def _checked(facts: Facts) -> RunRecord:
 
 
 def complete(facts: Facts) -> RunRecord:
-    """The record of a run that is done, with what came of its newest change."""
-    gone_back = failed_change(facts, "the run was complete before it")
-    if gone_back is not None:
-        return gone_back
+    """The record of a run that is done, with what came of its newest change, for which no order may have been given yet."""
+    last = under_way(facts.record)
+    if last is not None and facts.record.attempt < last.attempt:
+        return failed_change(facts, "the run was complete before it") or facts.record
     return _with(facts.record, history_of(facts.record).complete(facts.now, paid_hourly_usd(facts)))
 
 

@@ -58,7 +58,8 @@ def stragglers(scrapes: Sequence[Scrape], stage_ranks: int, works: StageWorks = 
 
 def _outliers(seen: Observation, stage_ranks: int, works: StageWorks) -> list[SlowRank]:
     if stage_ranks == 1:
-        return _among_stages(seen.working_seconds, [w for w in works if len(w) == len(seen.working_seconds)])
+        ranks = len(seen.working_seconds)
+        return _among_stages(seen.working_seconds, [work for work in works if len(work) == ranks and min(work) > 0])
     stages: dict[int, dict[int, float]] = {}
     for rank, worked in sorted(seen.working_seconds.items()):
         stages.setdefault(rank // stage_ranks, {})[rank] = worked
