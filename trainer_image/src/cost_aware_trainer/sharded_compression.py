@@ -69,31 +69,13 @@ class CompressedReduceScatter(ReduceScatter):
         if op == dist.ReduceOp.AVG:
             output_tensor.div_(group.size())
 
-    def sent_bytes(self, elements: int, ranks: int) -> float:
-        """Bytes that a rank sends to reduce an input of so many elements over so many ranks."""
-        chunk = elements // ranks
-        one = 2 * chunk if self._codec is None else self._codec.row_bytes(self._codec.padded(chunk))
-        return float((ranks - 1) * one)
-
-    def reset(self) -> None:
-        """Throws the residual away: when weights are loaded, for it belongs to others."""
-        self._carry = None
-
-    def flush(self, gradient: Tensor) -> None:
-        """Adds the residual to a flat gradient in `__call__`'s input layout, and forgets it."""
-        if self._carry is not None:
-            rows = gradient.view(len(self._carry), -1)
-            rows.add_(self._carry[:, : rows.shape[1]])
-        self.reset()
-
     def residual(self) -> Tensor | None:
         """What this rank's rounding still owes, a copy in `__call__`'s input layout, (n, chunk); None where nothing was rounded."""
         return None if self._carry is None else self._carry[:, : self._width].clone()
 
     def drain(self, group: dist.ProcessGroup) -> Tensor | None:
         """Takes the residual out, summed over the group as it is: this rank's chunk. All ranks call it, or none has one."""
-        owed = self.residual()
-        self.reset()
+        owed, self._carry = self.residual(), None
         if owed is None:
             return None
         chunk = torch.empty(owed.shape[1], device=owed.device)
@@ -105,7 +87,7 @@ class CompressedReduceScatter(ReduceScatter):
         shape = (group.size(), codec.padded(rows.shape[1]))
         if self._carry is None or self._carry.shape != shape:
             self._carry = torch.zeros(shape, dtype=torch.float32, device=flat.device)
-            self._width = rows.shape[1]
+        self._width = rows.shape[1]
         self._carry[:, : rows.shape[1]].add_(rows)
         exchange(self._carry, own, codec, group)
         summed = self._carry[own].clone()
