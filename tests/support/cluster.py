@@ -8,7 +8,7 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -75,6 +75,17 @@ def example() -> dict[str, Any]:
     return document
 
 
+def documents(process: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
+    """The JSON documents that a process prints, indented as kubectl does, one after the other until it ends."""
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if line == "}\n":
+            yield json.loads("".join(lines))
+            lines.clear()
+
+
 @dataclass
 class Cluster:
     """kubectl on the development cluster."""
@@ -100,6 +111,13 @@ class Cluster:
         if check:
             assert done.returncode == 0, f"kubectl {' '.join(arguments)}: {done.stdout}{done.stderr}"
         return done
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        """kubectl, left running; its output is to be read."""
+        environment = {**os.environ, "KUBECONFIG": self.kubeconfig, "PATH": self.path}
+        return subprocess.Popen(
+            ["kubectl", *arguments], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
 
     def get(self, *arguments: str) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(self.run("get", *arguments, "-o", "json").stdout)
@@ -197,6 +215,12 @@ class Space:
         ]
         return items
 
+    def watch_pods(self, job: str) -> subprocess.Popen[str]:
+        """kubectl, telling of every change of a job's pods as JSON documents one after the other, until it loses the API server."""
+        return self.cluster.start(
+            "get", "pods", "-n", self.name, "-l", f"costaware.dev/job={job}", "-o", "json", "--watch"
+        )
+
     def children(self, job: str) -> list[str]:
         """Kinds of what exists of a job's children."""
         document = self.cluster.get(
@@ -223,31 +247,48 @@ class Space:
 
 @dataclass
 class PodLives:
-    """Watches a job's pods beside the operator and adds up their seconds: the truth that the ledger is held against."""
+    """Watches a job's pods beside the operator and adds up their seconds: the truth that the ledger is held against.
+
+    A deleted pod is listed only for an instant after its containers' end has been told: a watch hears of it, and of force-deleted
+    ones the moment; lists taken all the while bridge the times when the watch is broken.
+    """
 
     space: Space
     job: str
     lives: dict[str, tuple[datetime, datetime | None]] = field(default_factory=dict)
     _stop: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    _threads: list[threading.Thread] = field(default_factory=list)
+    _watching: subprocess.Popen[str] | None = None
+    _seen_at: dict[str, datetime] = field(default_factory=dict)
+    _node_of: dict[str, str] = field(default_factory=dict)
 
     def __enter__(self) -> PodLives:
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
+        self._threads = [threading.Thread(target=each, daemon=True) for each in (self._list, self._watch)]
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(30)
+        if self._watching is not None:
+            self._watching.terminate()
+        for thread in self._threads:
+            thread.join(30)
 
-    def _watch(self) -> None:
+    def _list(self) -> None:
         while not self._stop.is_set():
             # while the control plane is away nothing is seen, and nothing changes
             with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
                 for pod in self.space.pods(self.job):
                     self._see(pod)
-            time.sleep(0.2)
+            self._stop.wait(0.2)
+
+    def _watch(self) -> None:
+        while not self._stop.is_set():
+            with self.space.watch_pods(self.job) as self._watching:
+                for pod in documents(self._watching):
+                    self._see(pod)
+            self._stop.wait(0.2)
 
     def _see(self, pod: dict[str, Any]) -> None:
         status = pod.get("status", {})
@@ -256,16 +297,12 @@ class PodLives:
         states = [c.get("state", {}).get("terminated") for c in status.get("containerStatuses", [])]
         ended = next((s["finishedAt"] for s in states if s and s.get("finishedAt")), None)
         uid = pod["metadata"]["uid"]
-        known = self.lives.get(uid)
+        # a list and a watch are not in step: what one knows of an end, the other does not take back
+        end = datetime.fromisoformat(ended) if ended else self.lives.get(uid, (None, None))[1]
+        self.lives[uid] = (datetime.fromisoformat(status["startTime"]), end)
         # a pod that is force-deleted vanishes without an end: the last moment it was seen is its end
-        seen = datetime.now().astimezone()
-        end = datetime.fromisoformat(ended) if ended else None
-        self.lives[uid] = (datetime.fromisoformat(status["startTime"]), end or (known[1] if known and ended else None))
-        self._seen_at[uid] = seen
+        self._seen_at[uid] = datetime.now().astimezone()
         self._node_of[uid] = pod["spec"]["nodeName"]
-
-    _seen_at: dict[str, datetime] = field(default_factory=dict)
-    _node_of: dict[str, str] = field(default_factory=dict)
 
     def end(self, uid: str) -> datetime:
         return self.lives[uid][1] or self._seen_at[uid]

@@ -126,6 +126,18 @@ def test_an_agent_without_a_release_leaves_after_lingering(start_agent, script):
     assert agent.process.wait(60) == 0
 
 
+@pytest.mark.slow
+def test_what_a_complete_run_came_to_is_left_for_the_kubelet(start_agent, make_plan, tmp_path):
+    file = tmp_path / "termination-log"
+    file.touch()
+    agent = start_agent(f"--termination-file={file}", "--linger-seconds=2")
+    agent.send("/order", order_of(agent, 1, ["-m", "cost_aware_trainer"], make_plan()))
+    status = agent.wait_for(AgentPhase.COMPLETED)
+    assert status.result.samples_checksum
+    assert agent.process.wait(60) == 0
+    assert RunResult.from_json(file.read_text()) == status.result
+
+
 def test_an_invalid_plan_is_reported_and_the_agent_stays_for_the_reader(start_agent, make_plan):
     agent = start_agent()
     agent.send("/order", order_of(agent, 1, ["-m", "cost_aware_trainer"], make_plan(data=3)))

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, cast
 
+import pytest
 from tests.unit.operator.factories import START, facts, job, pod
 from tests.unit.operator.test_adjuster import PIPELINE, change
 from tests.unit.operator.test_decide import sample
@@ -14,10 +15,12 @@ from cost_aware_operator.adapters.source import Answers
 from cost_aware_operator.adjusting.changes import Kind
 from cost_aware_operator.control.decide import decide
 from cost_aware_operator.control.gather import NODE_SECONDS, OWN_NODE_SECONDS, CachedNodes, Gatherer
+from cost_aware_operator.control.heard import left_result
 from cost_aware_operator.control.memory import Memory
 from cost_aware_operator.control.record import RunRecord
 from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.workload.views import NodeView
+from cost_aware_trainer.contract import AgentPhase, RunResult
 
 
 @dataclass
@@ -135,3 +138,17 @@ async def test_all_nodes_are_asked_for_only_while_a_rank_is_slow_or_a_node_cordo
     lost = change(kind=Kind.SHRINK, origin=replace(now, nodes=plan.nodes + 1), target=now)
     assert await gathering._cluster_nodes(GIVEN, RunRecord(changes=(lost,)), memory, [calm]) is not None
     assert api.asked == ["all", "all"]
+
+
+LEFT = RunResult(outcome=AgentPhase.COMPLETED, step=9, total_steps=9, loss=1.5, samples_checksum="0" * 16)
+
+
+@pytest.mark.parametrize("junk", ["", "bye", "[]", '{"outcome": "completed"}', '{"step": 9}', "\ufffd{"])
+def test_a_result_that_a_pod_left_is_read_beside_whatever_others_wrote_there(junk: str) -> None:
+    said = [pod(0, phase="Succeeded", last_message=junk), pod(1, phase="Succeeded", last_message=LEFT.to_json())]
+    assert left_result(said) == LEFT
+    assert left_result(said[:1]) is None
+
+
+def test_what_a_pod_left_that_did_not_end_well_is_no_result() -> None:
+    assert left_result([pod(0, phase="Failed", last_message=LEFT.to_json())]) is None

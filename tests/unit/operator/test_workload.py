@@ -157,3 +157,17 @@ def test_a_pod_lost_with_its_node_still_has_an_end() -> None:
     assert view is not None
     assert view.ended_at is not None
     assert (view.ended_at - START).total_seconds() == 300
+
+
+def test_what_an_agent_left_for_the_kubelet_is_read() -> None:
+    ended = {"exitCode": 0, "reason": "Completed", "message": "{}", "finishedAt": "2026-01-01T12:05:00Z"}
+    document = {
+        "metadata": {
+            "name": "p", "uid": "u", "creationTimestamp": START.isoformat(),
+            "annotations": {"batch.kubernetes.io/job-completion-index": "1"},
+        },
+        "status": {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": ended}}]},
+    }  # fmt: skip
+    view = pod_view(document)
+    assert view is not None
+    assert (view.succeeded, view.last_message, view.problem) == (True, "{}", "")

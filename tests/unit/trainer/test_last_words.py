@@ -2,12 +2,20 @@
 
 import os
 import time
+from dataclasses import replace
 
 import pytest
 
 from cost_aware_trainer import last_words as words
-from cost_aware_trainer.contract import MAX_MESSAGE_BYTES, PodEnd, PodEnds
-from cost_aware_trainer.last_words import KEPT_SECONDS, MOST, last_words, leave_word
+from cost_aware_trainer.contract import (
+    MAX_MESSAGE_BYTES,
+    MAX_TERMINATION_BYTES,
+    AgentPhase,
+    PodEnd,
+    PodEnds,
+    RunResult,
+)
+from cost_aware_trainer.last_words import KEPT_SECONDS, MOST, last_words, leave_result, leave_word
 
 
 def test_words_are_read_back_the_newest_first(tmp_path):
@@ -67,3 +75,29 @@ def test_a_volume_that_refuses_or_hangs_does_not_hold_up_the_end(tmp_path, monke
     began = time.monotonic()
     leave_word(tmp_path, "a", 1.0)
     assert time.monotonic() - began < 2
+
+
+RESULT = RunResult(outcome=AgentPhase.COMPLETED, step=9, total_steps=9, loss=1.5, samples=72, samples_checksum="0" * 16)
+
+
+def test_a_result_is_left_where_the_kubelet_looks_and_nowhere_else(tmp_path):
+    file = tmp_path / "termination-log"
+    leave_result(file, RESULT)
+    assert not file.exists(), "outside a pod"
+    file.touch()
+    leave_result(file, None)
+    assert file.read_text() == ""
+    leave_result(file, RESULT)
+    assert RunResult.from_json(file.read_text()) == RESULT
+
+
+def test_a_result_is_never_cut_in_the_middle_by_what_the_kubelet_keeps(tmp_path):
+    file = tmp_path / "termination-log"
+    file.touch()
+    leave_result(file, replace(RESULT, message="ä" * MAX_TERMINATION_BYTES))
+    assert len(file.read_bytes()) < MAX_TERMINATION_BYTES
+    assert RunResult.from_json(file.read_text()) == RESULT
+
+
+def test_a_result_that_cannot_be_written_does_not_hold_up_the_end(tmp_path):
+    leave_result(tmp_path, RESULT)

@@ -31,13 +31,14 @@ from cost_aware_trainer.contract import (
     MAX_MESSAGE_BYTES,
     MEMORY_FOLDER,
     RUN_FOLDER,
+    TERMINATION_FILE,
     TOKEN_FILE,
     ContractError,
     Release,
     RunOrder,
 )
 from cost_aware_trainer.heartbeat import LIMIT_SECONDS
-from cost_aware_trainer.last_words import last_words, leave_word
+from cost_aware_trainer.last_words import last_words, leave_result, leave_word
 from cost_aware_trainer.processes import adopt_orphans
 from cost_aware_trainer.supervisor import AgentSettings, Answer, Supervisor
 
@@ -143,6 +144,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=AGENT_PORT, help="HTTP port; 0 takes any free one")
     parser.add_argument("--run-folder", type=Path, default=Path(RUN_FOLDER), help="writable folder for attempts")
     parser.add_argument("--token-file", type=Path, default=Path(TOKEN_FILE), help="the job's token")
+    parser.add_argument(
+        "--termination-file", type=Path, default=Path(TERMINATION_FILE), help="where the kubelet reads a last message"
+    )
     parser.add_argument("--grace-seconds", type=float, default=45.0, help="for the last checkpoint after SIGTERM")
     parser.add_argument("--linger-seconds", type=float, default=120.0, help="after completion, for a release")
     parser.add_argument(
@@ -197,6 +201,8 @@ def main(arguments: list[str] | None = None) -> int:
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     logger.info("pod %s of index %d listens on port %d", settings.pod, settings.index, server.server_port)
     exit_code = supervisor.run()
+    if exit_code == 0:
+        leave_result(options.termination_file, supervisor.status().result)
     leave_word(ends_folder, environment.get(ENV_POD_UID, ""), time.time())
     logger.info("exiting with %d", exit_code)
     return exit_code

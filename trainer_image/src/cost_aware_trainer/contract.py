@@ -66,6 +66,10 @@ ENV_ENDS_FOLDER = "CATJ_ENDS_FOLDER"
 ENV_PULSE_FOLDER = "CATJ_PULSE_FOLDER"
 """Set by the agent for the ranks it starts; a rank started by hand has none of them and does without."""
 
+TERMINATION_FILE = "/dev/termination-log"
+"""Where an agent leaves the `RunResult` of a complete run; the kubelet's own place."""
+MAX_TERMINATION_BYTES = 4096
+"""What the kubelet keeps of it."""
 EXIT_STOPPED = 143
 """The agent was told to end (SIGTERM) before the run was complete. Never 0: an Indexed Job
 would count the index done."""

@@ -1,16 +1,18 @@
-"""Agents' last words: when each pod of a job ended, left on the volume where the job's other agents find it.
+"""Agents' last words: when each pod of a job ended, and what a complete run came to.
 
-A pod that is deleted takes its end with it. What it cost is known to the second all the same: whoever did not watch asks an agent
-that lives. Nothing here raises or holds up an end: without these words a pod's end is estimated.
+A pod that is deleted takes its end with it. What it cost is known to the second all the same: its agent leaves word on the volume,
+and whoever did not watch asks an agent that lives. A pod of a complete run stays, and the kubelet keeps what it says of the
+result. Nothing here raises or holds up an end: without these words a pod's end is estimated, and a result is not told.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from dataclasses import replace
 from pathlib import Path
 
-from cost_aware_trainer.contract import ContractError, PodEnd, PodEnds
+from cost_aware_trainer.contract import MAX_TERMINATION_BYTES, ContractError, PodEnd, PodEnds, RunResult
 from cost_aware_trainer.results import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -45,6 +47,22 @@ def _write(folder: Path, pod_uid: str, now_seconds: float) -> None:
                 path.unlink(missing_ok=True)
     except OSError as error:
         logger.warning("%s: %s; when this pod ended is not written down", folder, error.strerror)
+
+
+def leave_result(file: Path, result: RunResult | None) -> None:
+    """Says what a complete run came to, where the kubelet reads a container's termination message.
+
+    Not atomically: the file is mounted, and read only once this process is gone. Outside a pod there is none, and none is made.
+    """
+    if result is None or not file.exists():
+        return
+    text = result.to_json()
+    if len(text.encode()) > MAX_TERMINATION_BYTES:
+        text = replace(result, message="").to_json()
+    try:
+        file.write_text(text)
+    except OSError as error:
+        logger.warning("%s: %s; the result is not written down", file, error.strerror)
 
 
 def last_words(folder: Path | None) -> PodEnds:

@@ -17,7 +17,7 @@ from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.control.disruption import cordoned
 from cost_aware_operator.control.facts import Facts, MissingClaim, Unheard
-from cost_aware_operator.control.heard import believed
+from cost_aware_operator.control.heard import believed, left_result
 from cost_aware_operator.control.memory import Memory
 from cost_aware_operator.control.record import RunRecord, from_data
 from cost_aware_operator.control.slow import stragglers_under
@@ -124,7 +124,8 @@ class Gatherer:
         await self._scrape(job, pods, memory, record.attempt)
         vanished = record.ledger.without_end() - {p.uid for p in (*pods, *departed)}
         if result is None:
-            result = next((a.result for a in agents.values() if a.result is not None and a.result.total_steps), None)
+            told = (a.result for a in agents.values() if a.result is not None and a.result.total_steps)
+            result = next(told, None) or left_result(pods)
         return Facts(
             job=job,
             now=self._clock.now(),

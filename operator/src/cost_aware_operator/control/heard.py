@@ -1,7 +1,8 @@
-"""Which of the ranks' answers can be believed. Pure."""
+"""Which of the ranks' answers can be believed, and what they left in writing. Pure."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
@@ -11,6 +12,7 @@ from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.observing.validity import Limits, why_refused
 from cost_aware_operator.planning.presets import shape_of
 from cost_aware_operator.workload.views import PodView
+from cost_aware_trainer.contract import ContractError, RunResult
 
 Samples = Mapping[str, tuple[RankSample, ...]]
 
@@ -45,6 +47,20 @@ def believed(
             taken.add(sample.rank)
             fresh[uid] = (*fresh.get(uid, ()), sample)
     return fresh, unheard
+
+
+def left_result(pods: Iterable[PodView]) -> RunResult | None:
+    """What a complete run came to, in the last message of a pod that ended well; None where none left a result.
+
+    A user's own program may have written there whatever it liked.
+    """
+    for pod in pods:
+        if pod.succeeded and pod.last_message:
+            with contextlib.suppress(ContractError):
+                result = RunResult.from_json(pod.last_message)
+                if result.total_steps:
+                    return result
+    return None
 
 
 def _limits(job: TrainingJob, pod: PodView, rank: int, attempt: int, now: datetime) -> Limits:

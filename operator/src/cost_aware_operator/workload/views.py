@@ -31,6 +31,8 @@ class PodView:
     problem: str = ""
     image_problem: bool = False
     exit_code: int | None = None
+    last_message: str = ""
+    """What its agent left for the kubelet; see `cost_aware_trainer.contract.TERMINATION_FILE`."""
 
     @property
     def usable(self) -> bool:
@@ -119,6 +121,7 @@ def pod_view(document: Mapping[str, Any]) -> PodView | None:
         problem=_problem(status, waiting, terminated),
         image_problem=waiting.get("reason") in IMAGE_REASONS,
         exit_code=terminated.get("exitCode"),
+        last_message=terminated.get("message") or "",
     )
 
 
