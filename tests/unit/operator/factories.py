@@ -5,14 +5,19 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.job import TrainingJob
+from cost_aware_operator.api.status import ConditionType
+from cost_aware_operator.control.decide import decide
 from cost_aware_operator.control.facts import Facts
 from cost_aware_operator.control.record import RunRecord
-from cost_aware_operator.costs.prices import shipped
+from cost_aware_operator.costs.prices import PriceBook, shipped
+from cost_aware_operator.ledger.ledger import Cause, LedgerState
+from cost_aware_operator.observing.samples import RankSample, Scrape
 from cost_aware_operator.workload.build import template_hash
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.views import ChildJobView, NodeView, PodView
-from cost_aware_trainer.contract import AgentPhase, AgentStatus, RunResult
+from cost_aware_trainer.contract import AgentPhase, AgentStatus, Phase, RunResult
 
 START = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 BOOK = shipped()
@@ -108,3 +113,56 @@ def facts(given: TrainingJob | None = None, seconds: float = 60.0, **over: Any) 
         "defaults": PodDefaults(),
     }
     return Facts(**(values | over))
+
+
+MEMBERS = {0: "pod-0", 1: "pod-1"}
+RECORD = RunRecord(attempt=1, attempt_at=START, members=MEMBERS, started_at=START)
+RUNNING = {"pod-0": agent(0, AgentPhase.RUNNING), "pod-1": agent(1, AgentPhase.RUNNING)}
+SPENT = RECORD.model_copy(update={"ledger": LedgerState(usd={Cause.PRODUCTIVE: 5.0})})
+RESULT = RunResult(
+    outcome=AgentPhase.COMPLETED, step=100, total_steps=100, loss=1.5, heldout_loss=1.6, samples_checksum="ab"
+)
+DONE = {u: agent(i, AgentPhase.COMPLETED, result=RESULT) for i, u in MEMBERS.items()}
+
+
+def sample(rank: int, seconds: float, compute: float = 0.9, **over: Any) -> RankSample:
+    values: dict[str, Any] = {
+        "rank": rank,
+        "attempt": 1,
+        "step": int(seconds),
+        "total_steps": 100,
+        "steps": seconds,
+        "tokens": seconds * 100,
+        "step_seconds": seconds,
+        "loss": 2.5,
+        "resumed_step": 0,
+        "phase_seconds": {Phase.COMPUTE: seconds * compute, Phase.COMMUNICATION: seconds * (1 - compute)},
+    }
+    return RankSample(**(values | over))
+
+
+def running(compute: float = 0.9, **over: Any):
+    samples = {f"pod-{i}": (sample(i, 40, compute),) for i in range(2)}
+    scrapes = (
+        Scrape(20.0, (sample(0, 20, compute), sample(1, 20, compute))),
+        Scrape(40.0, (sample(0, 40, compute), sample(1, 40, compute))),
+    )
+    given = over.pop("given", None) or job()
+    values = {"child": child(given), "pods": (pod(0), pod(1)), "agents": RUNNING, "record": RECORD}
+    return facts(given, 40.0, **(values | {"samples": samples, "scrapes": scrapes} | over))
+
+
+def condition(decision, kind: ConditionType):
+    found = find(decision.status.conditions, kind)
+    assert found is not None, f"{kind} is not set"
+    return found
+
+
+def refused(**over: Any) -> Facts:
+    """Pods that run under their plan, for a manifest whose instance type has gone from the prices since."""
+    planned = running(given=job(nodes={"instanceTypes": ["p3.2xlarge"]}))
+    first = decide(planned)
+    given = job(first.status.to_document(), nodes={"instanceTypes": ["p3.2xlarge"]}, **over.pop("spec", {}))
+    known = {name: i for name, i in BOOK.instances.items() if name != "p3.2xlarge"}
+    values = {"child": planned.child, "prices": PriceBook(known), "record": first.record}
+    return running(given=given, **(values | over))

@@ -8,8 +8,7 @@ from datetime import timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.unit.operator.factories import START
-from tests.unit.operator.test_decide import running
+from tests.unit.operator.factories import START, running
 from tests.unit.operator.test_ledger import at, pod
 from tests.unit.operator.test_stragglers import FIRST, trained
 

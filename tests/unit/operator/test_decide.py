@@ -7,65 +7,33 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.unit.operator.factories import BOOK, START, agent, child, facts, job, pod
-from tests.unit.operator.test_adjuster import PIPELINE, change
+from tests.unit.operator.factories import (
+    BOOK,
+    MEMBERS,
+    RECORD,
+    SPENT,
+    START,
+    agent,
+    child,
+    condition,
+    facts,
+    job,
+    refused,
+    running,
+    sample,
+)
 
-from cost_aware_operator.adjusting.changes import ChangeOutcome
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.status import ConditionStatus, ConditionType, JobState
 from cost_aware_operator.control.attempts import FRUITLESS_LIMIT
 from cost_aware_operator.control.decide import decide
 from cost_aware_operator.control.decision import Decision
-from cost_aware_operator.control.facts import Facts, MissingClaim
-from cost_aware_operator.control.record import RunRecord
-from cost_aware_operator.costs.prices import PriceBook
+from cost_aware_operator.control.facts import MissingClaim
 from cost_aware_operator.ledger.ledger import Cause, LedgerState
-from cost_aware_operator.observing.samples import RankSample, Scrape
 from cost_aware_operator.workload.views import NodeView
-from cost_aware_trainer.contract import AgentPhase, Phase, RunResult
+from cost_aware_trainer.contract import AgentPhase
 
-MEMBERS = {0: "pod-0", 1: "pod-1"}
-RECORD = RunRecord(attempt=1, attempt_at=START, members=MEMBERS, started_at=START)
-RUNNING = {"pod-0": agent(0, AgentPhase.RUNNING), "pod-1": agent(1, AgentPhase.RUNNING)}
-SPENT = RECORD.model_copy(update={"ledger": LedgerState(usd={Cause.PRODUCTIVE: 5.0})})
-RESULT = RunResult(
-    outcome=AgentPhase.COMPLETED, step=100, total_steps=100, loss=1.5, heldout_loss=1.6, samples_checksum="ab"
-)
-DONE = {u: agent(i, AgentPhase.COMPLETED, result=RESULT) for i, u in MEMBERS.items()}
 OWN_PROGRAM: dict[str, Any] = {"trainer": {"config": None, "module": "mine.train"}}
-
-
-def sample(rank: int, seconds: float, compute: float = 0.9, **over: Any) -> RankSample:
-    values: dict[str, Any] = {
-        "rank": rank,
-        "attempt": 1,
-        "step": int(seconds),
-        "total_steps": 100,
-        "steps": seconds,
-        "tokens": seconds * 100,
-        "step_seconds": seconds,
-        "loss": 2.5,
-        "resumed_step": 0,
-        "phase_seconds": {Phase.COMPUTE: seconds * compute, Phase.COMMUNICATION: seconds * (1 - compute)},
-    }
-    return RankSample(**(values | over))
-
-
-def running(compute: float = 0.9, **over: Any):
-    samples = {f"pod-{i}": (sample(i, 40, compute),) for i in range(2)}
-    scrapes = (
-        Scrape(20.0, (sample(0, 20, compute), sample(1, 20, compute))),
-        Scrape(40.0, (sample(0, 40, compute), sample(1, 40, compute))),
-    )
-    given = over.pop("given", None) or job()
-    values = {"child": child(given), "pods": (pod(0), pod(1)), "agents": RUNNING, "record": RECORD}
-    return facts(given, 40.0, **(values | {"samples": samples, "scrapes": scrapes} | over))
-
-
-def condition(decision, kind: ConditionType):
-    found = find(decision.status.conditions, kind)
-    assert found is not None, f"{kind} is not set"
-    return found
 
 
 def test_a_new_job_gets_pods_and_no_attempt_yet() -> None:
@@ -178,68 +146,6 @@ def test_a_budget_that_runs_out_is_told_before_it_is_spent(total: float, warned:
     assert any(e.warning and e.reason == "NearlySpent" for e in decision.events) is warned
 
 
-def test_completion_is_recorded_before_pods_are_let_go() -> None:
-    decision = decide(running(agents=DONE))
-    assert decision.record.ended_at is not None
-    assert decision.result == RESULT
-    assert decision.urgent
-    assert set(decision.release) == set(MEMBERS.values())
-
-
-def test_a_change_that_the_run_ends_under_is_judged_by_the_steps_since() -> None:
-    checking = change(
-        attempt=1, outcome=ChangeOutcome.CHECKING, resumed_at=START + timedelta(seconds=20), downtime_seconds=9.0,
-        remaining_steps=81, before_step_usd=0.01, before_node_usd=3.06, target=replace(PIPELINE, nodes=2),
-    )  # fmt: skip
-    decision = decide(running(agents=DONE, record=RECORD.model_copy(update={"changes": (checking,)})))
-    (kept,) = decision.record.changes
-    assert kept.outcome is ChangeOutcome.KEPT
-    # 20 s for 80 steps, on two nodes
-    assert kept.realised_step_usd == pytest.approx(0.25 * 6.12 / 3600)
-    paid = 9.0 * 6.12 / 3600
-    assert kept.realised_savings_usd == pytest.approx(81 * (0.01 - kept.realised_step_usd) - paid)
-
-
-def test_a_change_that_comes_after_the_last_step_has_failed_and_the_plan_is_the_one_that_trained() -> None:
-    ordered = change(attempt=2, outcome=ChangeOutcome.IN_PROGRESS, target=replace(PIPELINE, micro_batch=1))
-    record = RECORD.model_copy(update={"changes": (ordered,), "plan": ordered.target})
-    decision = decide(running(agents=DONE, record=record))
-    (failed,) = decision.record.changes
-    assert failed.outcome is ChangeOutcome.FAILED
-    assert "the run was complete" in failed.reason
-    assert decision.record.plan is not None
-    assert decision.record.plan.micro_batch == PIPELINE.micro_batch
-
-
-def test_a_change_that_was_ordered_and_of_which_no_step_was_seen_stays_without_figures() -> None:
-    ordered = change(attempt=1, outcome=ChangeOutcome.IN_PROGRESS)
-    (kept,) = decide(running(agents=DONE, record=RECORD.model_copy(update={"changes": (ordered,)}))).record.changes
-    assert (kept.outcome, kept.realised_step_usd) == (ChangeOutcome.KEPT, None)
-
-
-def test_a_finished_job_succeeds_when_its_pods_have_ended_and_costs_nothing_more() -> None:
-    ended = tuple(pod(i, phase="Succeeded", running=False, ended_at=START + timedelta(seconds=50)) for i in range(2))
-    record = RECORD.model_copy(update={"ended_at": START + timedelta(seconds=45)})
-    given = facts(job(), 500.0, child=child(job(), complete=True), pods=ended, record=record, result=RESULT)
-    decision = decide(given)
-    assert decision.status.state is JobState.SUCCEEDED
-    assert decision.status.progress is not None
-    assert decision.status.progress.samples_checksum == "ab"
-    assert decision.status.cost is not None
-    assert decision.status.cost.pod_seconds == 100.0
-    assert not decision.release
-    assert decision.requeue_seconds is None
-
-
-def test_a_finished_job_is_deleted_when_its_time_has_come_and_not_before() -> None:
-    given = job(ttlSecondsAfterFinished=60)
-    record = RECORD.model_copy(update={"ended_at": START})
-    before = decide(facts(given, 30.0, child=child(given, complete=True), record=record))
-    after = decide(facts(given, 61.0, child=child(given, complete=True), record=record))
-    assert (before.delete_job, before.requeue_seconds) == (False, 30.0)
-    assert after.delete_job
-
-
 def test_a_job_past_its_deadline_fails_with_the_job_controller_s_words() -> None:
     late = ("DeadlineExceeded", "Job was active longer than specified deadline")
     decision = decide(running(child=child(job(), failure=late)))
@@ -262,16 +168,6 @@ def test_the_same_facts_give_the_same_status_and_no_event_twice() -> None:
     again = decide(running(given=job(first.status.to_document())))
     assert again.events == ()
     assert again.status == first.status
-
-
-def refused(**over: Any) -> Facts:
-    """Pods that run under their plan, for a manifest whose instance type has gone from the prices since."""
-    planned = running(given=job(nodes={"instanceTypes": ["p3.2xlarge"]}))
-    first = decide(planned)
-    given = job(first.status.to_document(), nodes={"instanceTypes": ["p3.2xlarge"]}, **over.pop("spec", {}))
-    known = {name: i for name, i in BOOK.instances.items() if name != "p3.2xlarge"}
-    values = {"child": planned.child, "prices": PriceBook(known), "record": first.record}
-    return running(given=given, **(values | over))
 
 
 def test_running_pods_go_on_when_a_new_plan_would_be_refused() -> None:
@@ -324,30 +220,6 @@ def test_it_looks_again_at_the_moment_the_budget_is_spent() -> None:
     assert soon.requeue_seconds == pytest.approx(1.0, rel=0.01)
     late = decide(running(given=job(budget={"totalUSD": accrued + 1e-9}), record=spent))
     assert late.requeue_seconds == 0.1
-
-
-@pytest.mark.parametrize("action", ["Suspend", "Fail"])
-def test_completion_wins_over_a_budget_that_is_spent_in_the_same_reconcile(action: str) -> None:
-    given = job(budget={"totalUSD": 5.0, "onExhausted": action})
-    decision = decide(running(given=given, record=SPENT, agents=DONE))
-    completes(decision)
-
-
-def test_completion_wins_over_a_suspension_in_the_same_reconcile() -> None:
-    completes(decide(running(given=job(suspend=True), agents=DONE)))
-
-
-def test_completion_is_seen_where_a_new_plan_would_be_refused() -> None:
-    completes(decide(refused(agents=DONE)))
-
-
-def completes(decision: Decision) -> None:
-    assert decision.want_pods
-    assert decision.result == RESULT
-    assert decision.record.ended_at is not None
-    assert decision.record.failed is None
-    assert find(decision.status.conditions, ConditionType.SUSPENDED) is None
-    assert find(decision.status.conditions, ConditionType.BUDGET_EXHAUSTED) is None
 
 
 def test_the_limit_of_fruitless_attempts_counts_the_present_one() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.operator.test_decide import MEMBERS, RECORD, condition, running
+from tests.unit.operator.factories import MEMBERS, RECORD, condition, running
 from tests.unit.operator.test_stragglers import FIRST, step, trained
 
 from cost_aware_operator.api.status import ConditionStatus, ConditionType

@@ -6,8 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.operator.factories import BOOK, job
-from tests.unit.operator.test_decide import running, sample
+from tests.unit.operator.factories import BOOK, job, running, sample
 from tests.unit.operator.test_telemetry import publish
 
 from cost_aware_operator.app.telemetry import Telemetry

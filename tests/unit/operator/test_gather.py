@@ -7,9 +7,8 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 import pytest
-from tests.unit.operator.factories import START, facts, job, pod
+from tests.unit.operator.factories import START, facts, job, pod, sample
 from tests.unit.operator.test_adjuster import PIPELINE, change
-from tests.unit.operator.test_decide import sample
 
 from cost_aware_operator.adapters.source import Answers
 from cost_aware_operator.adjusting.changes import Kind

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.operator.factories import BOOK, START, agent, child, facts, job, pod
-from tests.unit.operator.test_decide import MEMBERS, RECORD, running, sample
+from tests.unit.operator.factories import BOOK, MEMBERS, RECORD, START, agent, child, facts, job, pod, running, sample
 
 from cost_aware_operator.control.decide import decide
 from cost_aware_operator.control.facts import Facts

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tests.unit.operator.factories import job
-from tests.unit.operator.test_decide import running
+from tests.unit.operator.factories import job, running
 
 from cost_aware_operator.app.telemetry import Telemetry
 from cost_aware_operator.control.decide import decide
