@@ -103,7 +103,7 @@ savings: venv ## The same runs with and without the adjuster, on the cluster: wh
 	python bench/savings.py
 
 .PHONY: bench-reconfigure
-bench-reconfigure: venv ## Measures changes of degrees in process, by forking and by relaunching, five of each
+bench-reconfigure: venv ## Measures changes of degrees in process, by forking, in new pods and in new processes, five of each
 	python bench/reconfigure.py
 
 .PHONY: bench-recreate

@@ -1,10 +1,11 @@
 """How long a change of degrees takes, from the order to the first finished step under the new ones, by each way to do it.
 
-python bench/reconfigure.py [--changes N] [--ways in-process,forked,relaunch]
+python bench/reconfigure.py [--changes N] [--ways in-process,forked,relaunch,cold]
 
 Four gloo ranks of one agent on this machine. `in-process`: the ranks go on and hand their state over. `forked`: they stop
-with a checkpoint, and torchrun and its ranks are forked from a process that has PyTorch imported. `relaunch`: the same
-with new processes. Prints one JSON line for each way and stage: median, least and most seconds.
+with a checkpoint, and torchrun and its ranks are forked from a process that has PyTorch imported. `relaunch`: the agent
+itself is another, as in a new pod, counted from its start, without what ranks before it take to save. `cold`: as forked, but every
+process imports PyTorch for itself. Prints one JSON line for each way and stage: median, least and most seconds.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import urllib.request
 from pathlib import Path
 
 from cost_aware_trainer.contract import (
+    ENV_PRELOAD,
     BatchPlan,
     CheckpointPlan,
     DegreesPlan,
@@ -37,7 +39,6 @@ from cost_aware_trainer.data import prepare
 RANKS = 4
 DEGREES = (DegreesPlan(data=4), DegreesPlan(data=2, tensor=2), DegreesPlan(data=2, pipeline=2), DegreesPlan(tensor=4))
 MODEL = ModelPlan(layers=4, hidden=128, heads=8, kv_heads=4, ffn=344, sequence_length=64, vocabulary=256)
-WARM_UP_SECONDS = {"in-process": -1.0, "forked": 0.0, "relaunch": -1.0}
 TOKEN = "bench"  # noqa: S105  opens nothing but the agent that this program starts
 
 
@@ -67,13 +68,28 @@ class Pod:
     def __init__(self, folder: Path, way: str) -> None:
         self.folder, self.way, self.port, self.attempt = folder, way, free_port(), 0
         (folder / "token").write_text(TOKEN)
-        options = [f"--port={self.port}", f"--run-folder={folder / 'run'}", f"--token-file={folder / 'token'}"]
-        options += [f"--metrics-port={free_port()}", f"--warm-up-seconds={WARM_UP_SECONDS[way]}"]
+        self.options = [f"--port={self.port}", f"--run-folder={folder / 'run'}", f"--token-file={folder / 'token'}"]
+        self.options += [f"--metrics-port={free_port()}", *(["--cold"] if way == "cold" else [])]
         self.log = folder / "agent.log"
-        environment = os.environ | {"OMP_NUM_THREADS": "1"}
-        with self.log.open("w") as log:
-            command = [sys.executable, "-m", "cost_aware_trainer.agent", *options]
+        self.start()
+
+    def start(self) -> None:
+        """As a new pod's agent, which is going to be ordered at once."""
+        command = [sys.executable, "-m", "cost_aware_trainer.agent", *self.options]
+        environment = os.environ | {"OMP_NUM_THREADS": "1", ENV_PRELOAD: "1"}
+        with self.log.open("a") as log:
             self.process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/livez", timeout=5).close()
+                return
+            except OSError:
+                time.sleep(0.05)
+
+    def leave(self) -> None:
+        """As a pod that is let go: its ranks save."""
+        self.send("/release", Release(attempt=self.attempt, complete=False))
+        self.process.wait(60)
 
     def send(self, path: str, message: RunOrder | Release) -> None:
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data=message.to_json().encode())
@@ -121,10 +137,14 @@ class Pod:
 
 def change(pod: Pod, degrees: DegreesPlan) -> dict[str, float]:
     """One change of degrees; seconds in whole and by stage."""
-    ordered_seconds = time.monotonic()
+    if pod.way == "relaunch":
+        pod.leave()
+    began_seconds = time.monotonic()
+    if pod.way == "relaunch":
+        pod.start()
     pod.order(degrees)
     pod.wait_for_steps(1)
-    total_seconds = time.monotonic() - ordered_seconds
+    total_seconds = time.monotonic() - began_seconds
     stages = pod.steps()[0]["reconfiguration_seconds"]
     assert isinstance(stages, dict)
     return {"total": total_seconds, **stages}
@@ -135,11 +155,8 @@ def measure(way: str, folder: Path, changes: int) -> None:
     (folder / "run").mkdir(parents=True)
     (folder / "data").symlink_to(folder.parent / "data")
     pod = Pod(folder, way)
-    wait_for_agent(pod)
     pod.order(DEGREES[0])
     pod.wait_for_steps(3)
-    while way == "forked" and "the fork server is ready" not in pod.log.read_text():
-        time.sleep(0.1)
     found = []
     for number in range(1, changes + 1):
         found.append(change(pod, DEGREES[number % len(DEGREES)]))
@@ -152,19 +169,10 @@ def measure(way: str, folder: Path, changes: int) -> None:
         print(json.dumps({"way": way, "stage": stage, "changes": changes, **rounded}), flush=True)
 
 
-def wait_for_agent(pod: Pod) -> None:
-    while True:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{pod.port}/livez", timeout=5).close()
-            return
-        except OSError:
-            time.sleep(0.05)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--changes", type=int, default=5, help="of each way")
-    parser.add_argument("--ways", default="in-process,forked,relaunch")
+    parser.add_argument("--ways", default="in-process,forked,relaunch,cold")
     options = parser.parse_args()
     machine = {"cores": os.cpu_count(), "load": os.getloadavg()[0], "model": dataclasses.asdict(MODEL)}
     print(json.dumps({"ranks": RANKS, **machine}), flush=True)

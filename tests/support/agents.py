@@ -1,5 +1,6 @@
 """A pod's agent as a process of this host, ordered about as the operator would."""
 
+import contextlib
 import dataclasses
 import os
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from tests.support.trainer_fixtures import free_ports
 
 from cost_aware_trainer.contract import AgentPhase, AgentStatus, Release, RunOrder
+from cost_aware_trainer.processes import descendants
 
 TOKEN = "the-job's-token"
 
@@ -124,14 +126,36 @@ def script(tmp_path):
 
 
 def ranks_of(agent):
-    """Pids of the ranks that an agent's torchrun has started."""
-    marker = f"CATJ_CONTROL_FILE={agent.folder}".encode()
+    """Pids of the ranks that an agent's torchrun has started, in their order, as new processes or by being forked."""
+    marker, server = f"CATJ_CONTROL_FILE={agent.folder}".encode(), fork_server_of(agent)
     found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            environment = (entry / "environ").read_bytes() if entry.name.isdigit() else b""
+    for pid in descendants(agent.process.pid):
+        with contextlib.suppress(OSError):
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
             if marker in environment and b"\0LOCAL_RANK=" in environment:
-                found.append(int(entry.name))
-        except OSError:
-            continue
-    return found
+                found.append(pid)
+    # a copy shows what the server was started with: below the server there is torchrun, and below that are the ranks
+    found += descendants(server)[1:] if server else []
+    return sorted(found, key=lambda pid: (born(pid), pid))
+
+
+def fork_server_of(agent):
+    """Its pid, or None where there is none."""
+    for pid in descendants(agent.process.pid):
+        with contextlib.suppress(OSError):
+            command, parent = Path(f"/proc/{pid}/cmdline").read_bytes(), int(stat_of(pid)[1])
+            if b"cost_aware_trainer.forkserver" in command and parent == agent.process.pid:
+                return pid
+    return None
+
+
+def stat_of(pid):
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def born(pid):
+    """In clock ticks; 0 for a process that is gone."""
+    try:
+        return int(stat_of(pid)[19])
+    except OSError:
+        return 0

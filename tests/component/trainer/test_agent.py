@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.support.agents import TOKEN, order_of, ranks_of
+from tests.support.agents import TOKEN, fork_server_of, order_of, ranks_of
 from tests.support.steps import steps_of
 
 from cost_aware_trainer.contract import (
     ENV_ENDS_FOLDER,
     ENV_POD_UID,
+    ENV_PRELOAD,
     EXIT_STOPPED,
     MAX_MESSAGE_BYTES,
     AgentPhase,
@@ -182,13 +183,13 @@ def test_a_rank_that_hangs_is_named_within_seconds_and_a_new_attempt_goes_on(sta
     agent = start_agent("--stall-seconds=4")
     agent.send("/order", order_of(agent, 1, entry, plan, ranks_per_node=2))
     agent.wait_until(lambda: len(steps_of(log)) >= 15, timeout=240)
-    ranks = {int(re.search(rb"\0RANK=(\d+)", Path(f"/proc/{p}/environ").read_bytes())[1]): p for p in ranks_of(agent)}
+    ranks = ranks_of(agent)
     os.kill(ranks[1], signal.SIGSTOP)
     stopped = time.monotonic()
     message = agent.wait_for(AgentPhase.FAILED).message
     assert time.monotonic() - stopped < 30
     assert re.fullmatch(rf"stalled: rank 1 on {agent.status.pod}, step \d+, \w+: has not got on for \d+ s", message)
-    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
     agent.send("/order", order_of(agent, 2, entry, plan, ranks_per_node=2))
     assert agent.wait_for(AgentPhase.COMPLETED, timeout=240).result.step == 60
 
@@ -213,22 +214,16 @@ with TrainingSession(model, optimizer, folder={str(tmp_path / "run")!r}, samples
 
 
 @pytest.mark.slow
-def test_later_attempts_are_forked_from_a_server_that_has_pytorch_and_end_as_if_undisturbed(
+def test_attempts_are_forked_from_a_server_that_has_pytorch_and_end_as_if_undisturbed(
     start_agent, make_plan, finish, final_weights, tmp_path
 ):
-    from cost_aware_trainer.processes import descendants
-
     undisturbed = finish(make_plan("undisturbed", data=2, steps=600, interval_seconds=0.3))
     plan, log = make_plan("disturbed", data=2, steps=600, interval_seconds=0.3), tmp_path / "steps.jsonl"
     entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
-    agent = start_agent("--warm-up-seconds=0")
+    agent = start_agent()
     agent.send("/order", order_of(agent, 1, entry, plan, ranks_per_node=2, drain_seconds=30))
     agent.wait_until(lambda: len(steps_of(log)) >= 5, timeout=240)
-    server = [
-        pid for pid in descendants(agent.process.pid) if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    ]
-    assert len(server) == 1
-    agent.wait_until(lambda: "the fork server is ready" in (agent.folder / "agent.log").read_text())
+    server = fork_server_of(agent)
     ordered = time.monotonic()
     agent.send("/order", order_of(agent, 2, entry, plan, ranks_per_node=2, drain_seconds=30))
     agent.wait_until(lambda: any(step["attempt"] == 2 for step in steps_of(log)))
@@ -242,14 +237,15 @@ def test_later_attempts_are_forked_from_a_server_that_has_pytorch_and_end_as_if_
     for stage, seconds in stages.items():
         shown = re.search(rf'catj_rank_reconfiguration_seconds{{[^}}]*stage="{stage}"[^}}]*}} (\S+)', served)
         assert float(shown[1]) == pytest.approx(seconds)
-    # torchrun, and below it the ranks, none of which was started from a file of its own
-    _, *ranks = descendants(server[0])
+    assert fork_server_of(agent) == server
+    assert stages["relaunch"] < 2, "PyTorch is not imported again"
+    ranks = ranks_of(agent)
     assert len(ranks) == 2
     os.kill(ranks[0], signal.SIGKILL)
     assert "exited with -9" in agent.wait_for(AgentPhase.FAILED).message
-    # The server is lost as well: what follows is started as the first attempt was.
-    os.kill(server[0], signal.SIGKILL)
-    server_file = Path(f"/proc/{server[0]}/cmdline")
+    # The server is lost as well: what follows is forked from another.
+    os.kill(server, signal.SIGKILL)
+    server_file = Path(f"/proc/{server}/cmdline")
     agent.wait_until(lambda: not server_file.exists() or not server_file.read_bytes())
     # An exiting process shows no command line a little before its parent can learn of its end.
     time.sleep(2)
@@ -261,24 +257,59 @@ def test_later_attempts_are_forked_from_a_server_that_has_pytorch_and_end_as_if_
 
 @pytest.mark.slow
 def test_a_fork_server_that_dies_before_the_ranks_begin_costs_seconds_and_no_attempt(start_agent, make_plan, tmp_path):
-    from cost_aware_trainer.processes import descendants
-
     plan, log = make_plan("forked", data=2, steps=40), tmp_path / "steps.jsonl"
     entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
-    agent = start_agent("--warm-up-seconds=0")
-    agent.send("/order", order_of(agent, 1, entry, plan, ranks_per_node=2, drain_seconds=30))
+    agent = start_agent(**{ENV_PRELOAD: "1"})
     agent.wait_until(lambda: "the fork server is ready" in (agent.folder / "agent.log").read_text(), timeout=240)
-    (server,) = (
-        pid for pid in descendants(agent.process.pid) if b"forkserver" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    )
+    server = fork_server_of(agent)
     # A server that stands still takes the launch in but does not see to it; then it dies.
     os.kill(server, signal.SIGSTOP)
-    agent.send("/order", order_of(agent, 2, entry, plan, ranks_per_node=2))
-    agent.wait_until(lambda: "attempt 2: starting" in (agent.folder / "agent.log").read_text())
+    agent.send("/order", order_of(agent, 1, entry, plan, ranks_per_node=2))
+    agent.wait_until(lambda: "attempt 1: starting" in (agent.folder / "agent.log").read_text())
     time.sleep(0.5)
     os.kill(server, signal.SIGKILL)
-    assert agent.wait_for(AgentPhase.COMPLETED, timeout=240).attempt == 2
+    assert agent.wait_for(AgentPhase.COMPLETED, timeout=240).attempt == 1
     assert "died before any rank had begun" in (agent.folder / "agent.log").read_text()
+
+
+@pytest.mark.slow
+def test_a_fork_server_that_stands_still_is_not_waited_for_by_the_next_attempt(start_agent, make_plan, tmp_path):
+    plan, log = make_plan("forked", data=2, steps=40), tmp_path / "steps.jsonl"
+    entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
+    agent = start_agent(**{ENV_PRELOAD: "1"})
+    agent.wait_until(lambda: "the fork server is ready" in (agent.folder / "agent.log").read_text(), timeout=240)
+    os.kill(fork_server_of(agent), signal.SIGSTOP)
+    for attempt in (1, 2):
+        agent.send("/order", order_of(agent, attempt, entry, plan, ranks_per_node=2))
+        agent.wait_until(lambda a=attempt: f"attempt {a}: starting" in (agent.folder / "agent.log").read_text())
+    assert agent.wait_for(AgentPhase.COMPLETED, timeout=240).attempt == 2
+    assert {step["attempt"] for step in steps_of(log)} == {2}
+
+
+@pytest.mark.slow
+def test_an_attempt_that_is_overtaken_while_pytorch_is_imported_never_begins(start_agent, make_plan, tmp_path):
+    plan, log = make_plan("overtaken", data=2, steps=20), tmp_path / "steps.jsonl"
+    entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
+    agent = start_agent()
+    agent.send("/order", order_of(agent, 1, entry, plan, ranks_per_node=2))
+    agent.wait_until(lambda: "attempt 1: starting" in (agent.folder / "agent.log").read_text())
+    agent.send("/order", order_of(agent, 2, entry, plan, ranks_per_node=2))
+    assert agent.wait_for(AgentPhase.COMPLETED, timeout=240).attempt == 2
+    assert {step["attempt"] for step in steps_of(log)} == {2}
+    assert "the fork server died" not in (agent.folder / "agent.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_told", [True, False])
+def test_pytorch_is_imported_before_the_first_order_where_that_is_going_to_need_it(start_agent, is_told):
+    agent = start_agent(**({ENV_PRELOAD: "1"} if is_told else {}))
+    log = agent.folder / "agent.log"
+    if is_told:
+        agent.wait_until(lambda: "the fork server is ready" in log.read_text())
+        assert agent.status.phase is AgentPhase.WAITING
+    else:
+        time.sleep(3)
+        assert ranks_of(agent) == []
 
 
 @pytest.mark.slow

@@ -14,7 +14,6 @@ from tests.support.agents import order_of, ranks_of
 from tests.support.steps import steps_of
 
 from cost_aware_trainer.contract import AgentPhase, DegreesPlan
-from cost_aware_trainer.processes import descendants
 
 SEED = int(os.environ.get("CATJ_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 LAYOUTS = [DegreesPlan(data=2), DegreesPlan(tensor=2), DegreesPlan(pipeline=2), DegreesPlan()]
@@ -30,7 +29,7 @@ def test_ten_random_changes_and_five_kills_train_exactly_the_samples_of_a_run_le
     chooser = random.Random(SEED)
     undisturbed = finish(make_plan("undisturbed", steps=STEPS))
     plan, log = make_plan("disturbed", steps=STEPS, interval_seconds=0.3), tmp_path / "steps.jsonl"
-    agent, attempt, degrees = start_agent("--warm-up-seconds=0"), 0, LAYOUTS[0]
+    agent, attempt, degrees = start_agent(), 0, LAYOUTS[0]
 
     def order(attempt):
         entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
@@ -50,7 +49,7 @@ def test_ten_random_changes_and_five_kills_train_exactly_the_samples_of_a_run_le
             degrees = chooser.choice([other for other in LAYOUTS if other != degrees])
         elif event == "kill":
             time.sleep(chooser.uniform(0, 0.5))
-            victim = chooser.choice(_living_ranks(agent, degrees.ranks))
+            victim = chooser.choice(ranks_of(agent))
             os.kill(victim, signal.SIGKILL)
             agent.wait_for(AgentPhase.FAILED)
         attempt += 1
@@ -68,12 +67,6 @@ def test_ten_random_changes_and_five_kills_train_exactly_the_samples_of_a_run_le
     ]
     # rounding differs between layouts, and training makes it grow
     assert [s["loss"] for s in kept.values()] == pytest.approx([s["loss"] for s in alone.values()], abs=1e-3)
-
-
-def _living_ranks(agent, count):
-    """The ranks' processes, whether torchrun or the fork server has started them: the last ones born."""
-    ranks = ranks_of(agent)
-    return ranks if len(ranks) == count else descendants(agent.process.pid)[-count:]
 
 
 def _kept(steps):

@@ -12,7 +12,7 @@ from cost_aware_operator.workload.build import indexed_job, secret, service, tem
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.order import carries_out, run_order
 from cost_aware_operator.workload.views import pod_view
-from cost_aware_trainer.contract import ENV_ENDS_FOLDER, ENV_POD_UID, MEMORY_FOLDER, RunOrder
+from cost_aware_trainer.contract import ENV_ENDS_FOLDER, ENV_POD_UID, ENV_PRELOAD, MEMORY_FOLDER, RunOrder
 
 
 def plan_of(given) -> Plan:
@@ -45,6 +45,15 @@ def test_a_pod_knows_its_uid_and_where_to_leave_word_of_its_end() -> None:
     order = run_order(job(), plan_of(job()), 1)
     assert order.plan is not None
     assert env[ENV_ENDS_FOLDER]["value"] == f"{order.plan.checkpoint.folder}/pods"
+
+
+def test_a_pod_imports_pytorch_early_only_where_it_is_going_to_run_the_bundled_trainer() -> None:
+    def told(**spec: Any) -> bool:
+        pod = built(**spec)["spec"]["template"]["spec"]
+        return ENV_PRELOAD in {e["name"] for e in pod["containers"][0]["env"]}
+
+    assert told()
+    assert not told(trainer={"config": None, "module": "my.trainer"})
 
 
 def test_two_pods_of_an_index_never_run_at_once_and_disruptions_are_not_failures() -> None:

@@ -28,6 +28,7 @@ from cost_aware_trainer.contract import (
     ENV_NODE,
     ENV_POD_INDEX,
     ENV_POD_UID,
+    ENV_PRELOAD,
     MAX_MESSAGE_BYTES,
     MEMORY_FOLDER,
     RUN_FOLDER,
@@ -152,12 +153,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--reconfigure-seconds", type=float, default=120.0, help="for running ranks to go on under another plan"
     )
-    parser.add_argument(
-        "--warm-up-seconds",
-        type=float,
-        default=30.0,
-        help="after the first start, begin to import PyTorch for faster relaunches; negative: never",
-    )
+    parser.add_argument("--cold", action="store_true", help="import PyTorch in new processes for each launch")
     parser.add_argument(
         "--memory-folder", type=Path, default=Path(MEMORY_FOLDER), help="memory-backed, for copies of states"
     )
@@ -186,7 +182,8 @@ def main(arguments: list[str] | None = None) -> int:
         grace_seconds=options.grace_seconds,
         linger_seconds=options.linger_seconds,
         reconfigure_seconds=options.reconfigure_seconds,
-        warm_up_after_seconds=options.warm_up_seconds,
+        is_cold=options.cold,
+        preloads=bool(environment.get(ENV_PRELOAD)),
         memory_folder=options.memory_folder,
         node=environment.get(ENV_NODE, ""),
         stall_seconds=options.stall_seconds,

@@ -23,6 +23,8 @@ from cost_aware_trainer.contract import (
 )
 from cost_aware_trainer.results import write_atomically
 
+DEFAULT_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+"""Of ranks, where the pod says nothing else."""
 PULSES = "pulses"
 """The folder of the ranks' heartbeats, in that of the attempt."""
 
@@ -42,7 +44,7 @@ def write_attempt(
     environment = {
         # torchrun needs a writable temporary folder; the root file system may be read-only.
         "TMPDIR": str(folder / "tmp"),
-        "OMP_NUM_THREADS": "1",
+        **DEFAULT_ENVIRONMENT,
         **inherited,
         ENV_JOB: order.job,
         ENV_NAMESPACE: order.namespace,

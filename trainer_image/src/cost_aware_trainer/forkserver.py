@@ -1,7 +1,7 @@
 """Starts torchrun and its ranks without importing PyTorch again: one process imports it once, and is forked from then on.
 
 The agent runs `python -m cost_aware_trainer.forkserver FD` and writes one JSON line for each launch to its standard input:
-torchrun's arguments and the environment. Answers, one JSON line each, go to the descriptor FD: `{"ready": true}` once,
+torchrun's arguments and the environment. Answers, one JSON line each, go to the descriptor FD: `{"ready": true, "seconds": S}` once,
 and `{"launch": N, "code": C}` when launch N has ended. One launch runs at a time. Nothing here touches a device before
 the fork, and the server has one thread only, so that its copies start clean.
 """
@@ -13,6 +13,8 @@ import importlib
 import json
 import os
 import sys
+import tempfile
+import time
 import traceback
 from typing import Any
 
@@ -68,6 +70,8 @@ def launch(order: dict[str, Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ.clear()
         os.environ.update(order["environment"])
+        # what importing may have asked for was this server's
+        tempfile.tempdir = None
         code = run_torchrun(order["arguments"])
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else 1
@@ -85,11 +89,15 @@ def main() -> int:
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as answers:
         # Copies must not hold the agent's descriptors: a rank that lives on would keep them open.
         os.set_inheritable(answers.fileno(), False)
+        began_seconds = time.monotonic()
         for name in PRELOADED:
             importlib.import_module(name)
+        if importlib.import_module("torch.cuda").is_initialized():
+            print("importing PyTorch has touched a device: copies could not use it", file=sys.stderr)
+            return 1
         gc.collect()
         gc.freeze()
-        print(json.dumps({"ready": True}), file=answers)
+        print(json.dumps({"ready": True, "seconds": time.monotonic() - began_seconds}), file=answers)
         for line in sys.stdin:
             order = json.loads(line)
             code = launch(order)

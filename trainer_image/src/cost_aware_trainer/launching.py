@@ -1,4 +1,4 @@
-"""How the agent starts torchrun: as a new process, or, once it runs, by forking one that has PyTorch imported already."""
+"""How the agent starts torchrun: by forking a process that has PyTorch imported, or, for a user's own program, as a new one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cost_aware_trainer.attempt_files import DEFAULT_ENVIRONMENT
 from cost_aware_trainer.contract import ENV_PULSE_FOLDER, RunOrder
 from cost_aware_trainer.forkserver import ENDED_MARK
 from cost_aware_trainer.processes import Tail, Torchrun, kill_descendants, reap_adopted
@@ -24,6 +25,10 @@ _OWN_PROGRAM_TIMEOUT_SECONDS = 40
 """How long torchrun gives a user's own program to end after SIGTERM; within the agent's own grace."""
 _SHUTDOWN_TIMEOUT_SECONDS = 5
 """How long torchrun lets the peers of a failed rank live; they can do nothing useful in that time."""
+_NOTE_SECONDS = 1.0
+"""In which the fork server takes note of a death, before it is asked for another launch."""
+SERVER_ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""What the fork server needs besides: to look for a GPU otherwise than through NVML would keep its copies from using one."""
 _TORCHRUN = ("-m", "torch.distributed.run")
 _BUNDLED = ("-m", "cost_aware_trainer")
 
@@ -52,7 +57,10 @@ def torchrun_command(order: RunOrder, index: int, port: int) -> list[str]:
 
 
 class ForkServer:
-    """A process that imports PyTorch once and is forked for each launch; see `cost_aware_trainer.forkserver`."""
+    """A process that imports PyTorch once and is forked for each launch; see `cost_aware_trainer.forkserver`.
+
+    It may be asked at once: a launch waits until the import is done.
+    """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.is_ready = False
@@ -82,8 +90,8 @@ class ForkServer:
 
     def _note(self, answer: dict[str, Any]) -> None:
         if answer.get("ready"):
-            logger.info("the fork server is ready: later launches need not import PyTorch")
             self.is_ready = True
+            logger.info("the fork server is ready after %.1f s: no launch need import PyTorch", answer["seconds"])
         else:
             self.codes[answer["launch"]] = answer["code"]
 
@@ -96,6 +104,11 @@ class ForkServer:
     def is_alive(self) -> bool:
         """Whether it can still be asked."""
         return self._process.poll() is None
+
+    def kill(self) -> None:
+        """Ends it, and with it every launch that it has not begun."""
+        self._process.kill()
+        self._process.wait()
 
     def launch(self, command: Sequence[str], environment: Mapping[str, str]) -> ForkedTorchrun:
         """Starts what `torchrun_command` says for the bundled trainer.
@@ -148,16 +161,22 @@ class ForkedTorchrun:
         """Nothing: only a user's own program is told to end so, and that is never forked."""
 
     def kill(self, spared: int | None = None) -> None:
-        """Kills every descendant of this agent but the fork server; raises as `processes.Torchrun.kill`."""
+        """Kills every descendant of this agent but the fork server; raises as `processes.Torchrun.kill`.
+
+        A server that still imports, or takes no note of the death, would begin the launch later: it is killed as well.
+        """
         if self._replacement:
             self._replacement.kill(spared)
             return
         kill_descendants(spared)
-        reap_adopted(self._server.pid)
-        deadline_seconds = time.monotonic() + 1.0
-        # The server takes note of the death before it is asked for another launch.
-        while spared is not None and self._server_code() is None and time.monotonic() < deadline_seconds:
+        deadline_seconds = time.monotonic() + (_NOTE_SECONDS if self._server.is_ready else 0.0)
+        while self._server.is_alive and self._server_code() is None:
+            if time.monotonic() >= deadline_seconds:
+                self._server.kill()
+                kill_descendants()
             time.sleep(0.01)
+        # by now torchrun is gone for good, and its ranks are this process's to reap
+        reap_adopted(self._server.pid)
 
     def last_error(self) -> str:
         """See `processes.Tail.last_error`; the code comes by another way than what was written, and may be here before it."""
@@ -168,16 +187,13 @@ class ForkedTorchrun:
 
 
 class Launcher:
-    """Starts attempts, the later ones of the bundled trainer from a fork server that is started meanwhile.
+    """Starts attempts: those of the bundled trainer from a fork server, others as new processes.
 
-    `warm_up_after_seconds` counts from the first attempt's start, so that importing does not slow that down; a negative
-    value keeps every launch a new process.
+    `folder` is a writable one. With `is_cold` every launch is a new process.
     """
 
-    def __init__(self, warm_up_after_seconds: float) -> None:
-        self._warm_up_after_seconds = warm_up_after_seconds
-        self._started_at_seconds: float | None = None
-        self._environment: dict[str, str] = {}
+    def __init__(self, folder: Path, environment: Mapping[str, str], *, is_cold: bool) -> None:
+        self._folder, self._environment, self._is_cold = folder, environment, is_cold
         self._server: ForkServer | None = None
 
     @property
@@ -185,29 +201,34 @@ class Launcher:
         """The process that killing an attempt leaves alone."""
         return self._server.pid if self._server and self._server.is_alive else None
 
+    def preload(self) -> None:
+        """Begins to import PyTorch, while nothing else is to be done."""
+        try:
+            self._living_server()
+        except OSError as error:
+            logger.error("there is no fork server (%s): every start imports PyTorch", error)
+
+    def _living_server(self) -> ForkServer:
+        if self._server is None or not self._server.is_alive:
+            temporary = self._folder / "fork-server"
+            temporary.mkdir(parents=True, exist_ok=True)
+            environment = {**DEFAULT_ENVIRONMENT, **self._environment, **SERVER_ENVIRONMENT, "TMPDIR": str(temporary)}
+            self._server = ForkServer(environment)
+        return self._server
+
     def start(
         self, order: RunOrder, command: Sequence[str], environment: Mapping[str, str]
     ) -> Torchrun | ForkedTorchrun:
         """Runs an attempt's torchrun."""
-        server = self._server
-        is_bundled = order.plan is not None and order.entry[:2] == _BUNDLED
         if order.plan is None:
             logger.info(
                 "attempt %d runs a program of your own: unless it uses cost_aware_trainer.TrainingSession it has no step "
                 "metrics, no exactly-once samples and no checkpoints that the operator knows of",
                 order.attempt,
             )
-        if is_bundled and server and server.is_ready and server.is_alive:
+        if order.plan is not None and order.entry[:2] == _BUNDLED and not self._is_cold:
             try:
-                return server.launch(command, environment)
+                return self._living_server().launch(command, environment)
             except OSError as error:
-                logger.error("the fork server is gone (%s): starting torchrun as a new process", error)
-        if is_bundled and self._started_at_seconds is None:
-            self._started_at_seconds, self._environment = time.monotonic(), dict(environment)
+                logger.error("there is no fork server (%s): starting torchrun as a new process", error)
         return Torchrun(command, environment)
-
-    def warm_up(self) -> None:
-        """Starts the fork server when it is time."""
-        is_due = self._started_at_seconds is not None and self._warm_up_after_seconds >= 0 and self._server is None
-        if is_due and time.monotonic() - (self._started_at_seconds or 0.0) >= self._warm_up_after_seconds:
-            self._server = ForkServer(self._environment)

@@ -55,8 +55,10 @@ class AgentSettings:
     linger_seconds: float
     reconfigure_seconds: float = 120.0
     """How long running ranks may take to go on under another plan, the step that they are in included."""
-    warm_up_after_seconds: float = 30.0
-    """When the fork server is started, counted from the first attempt's start; negative: never."""
+    is_cold: bool = False
+    """Whether every launch imports PyTorch anew; for measurements."""
+    preloads: bool = False
+    """Whether PyTorch is imported before the first order, which will be one for the bundled trainer."""
     memory_folder: Path = Path(MEMORY_FOLDER)
     """Where ranks keep states in memory."""
     node: str = ""
@@ -120,7 +122,7 @@ class Supervisor:
         self._is_terminating = False
         self._torchrun: Torchrun | ForkedTorchrun | None = None
         self._watch: StallWatch | None = None
-        self._launcher = Launcher(settings.warm_up_after_seconds)
+        self._launcher = Launcher(settings.run_folder, environment, is_cold=settings.is_cold)
         self._stop_deadline_seconds: float | None = None
         self._completed_at_seconds = 0.0
 
@@ -183,6 +185,8 @@ class Supervisor:
 
     def run(self) -> int:
         """Serves orders until the pod may end; returns the agent's exit code."""
+        if self._settings.preloads and not self._settings.is_cold:
+            self._launcher.preload()
         while True:
             if self._is_released:
                 self._kill()
@@ -192,7 +196,6 @@ class Supervisor:
             self._watch_drain()
             self._note_end()
             self._watch_ranks()
-            self._launcher.warm_up()
             exit_code = self._terminated() if self._is_terminating else self._lingered()
             if exit_code is not None:
                 self._kill()

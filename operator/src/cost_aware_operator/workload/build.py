@@ -24,6 +24,7 @@ from cost_aware_trainer.contract import (
     ENV_NAMESPACE,
     ENV_NODE,
     ENV_POD_UID,
+    ENV_PRELOAD,
     METRICS_PORT,
     RUN_FOLDER,
     TOKEN_FILE,
@@ -165,7 +166,7 @@ def _pod_template(job: TrainingJob, plan: Plan, defaults: PodDefaults) -> dict[s
 
 def _container(job: TrainingJob, plan: Plan, defaults: PodDefaults) -> dict[str, Any]:
     template = job.spec.template
-    own_environment = (
+    own_environment: tuple[dict[str, Any], ...] = (
         {"name": ENV_JOB, "value": job.key.name},
         {"name": ENV_NAMESPACE, "value": job.key.namespace},
         {"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
@@ -175,6 +176,8 @@ def _container(job: TrainingJob, plan: Plan, defaults: PodDefaults) -> dict[str,
         {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
         {"name": "PYTHONUNBUFFERED", "value": "1"},
     )
+    if job.spec.trainer.config is not None:
+        own_environment += ({"name": ENV_PRELOAD, "value": "1"},)
     container: dict[str, Any] = {
         "name": "trainer",
         "image": template.image or defaults.image,
