@@ -23,6 +23,7 @@ from pathlib import Path
 
 from cost_aware_trainer.contract import (
     AGENT_PORT,
+    ENV_COLD,
     ENV_ENDS_FOLDER,
     ENV_METRICS_PORT,
     ENV_NODE,
@@ -182,7 +183,7 @@ def main(arguments: list[str] | None = None) -> int:
         grace_seconds=options.grace_seconds,
         linger_seconds=options.linger_seconds,
         reconfigure_seconds=options.reconfigure_seconds,
-        is_cold=options.cold,
+        is_cold=options.cold or bool(environment.get(ENV_COLD)),
         preloads=bool(environment.get(ENV_PRELOAD)),
         memory_folder=options.memory_folder,
         node=environment.get(ENV_NODE, ""),

@@ -25,7 +25,7 @@ _OWN_PROGRAM_TIMEOUT_SECONDS = 40
 """How long torchrun gives a user's own program to end after SIGTERM; within the agent's own grace."""
 _SHUTDOWN_TIMEOUT_SECONDS = 5
 """How long torchrun lets the peers of a failed rank live; they can do nothing useful in that time."""
-_NOTE_SECONDS = 1.0
+_NOTE_SECONDS = 3.0
 """In which the fork server takes note of a death, before it is asked for another launch."""
 SERVER_ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """What the fork server needs besides: to look for a GPU otherwise than through NVML would keep its copies from using one."""
