@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.support.cluster import Space, manifest
+from tests.support.cluster import LAST_WORKER, Space, manifest
 
 from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, ConflictError, connect
 from cost_aware_operator.api.job import JobKey, TrainingJob
+from cost_aware_operator.workload.usage import pod_use
 
 pytestmark = pytest.mark.cluster
 
@@ -88,3 +90,31 @@ async def test_a_server_that_cannot_be_reached_is_an_api_error_without_a_code(ap
     with pytest.raises(ApiError) as raised:
         await api.training_job(JobKey(space.name, "any"))
     assert raised.value.status == 0
+
+
+async def test_pods_of_all_namespaces_on_a_node_are_those_that_still_take_something_of_it(
+    api: Cluster, space: Space
+) -> None:
+    asked = {"requests": {"cpu": "30m", "memory": "16Mi"}}
+    narrow = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+    safe = {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}}
+    image = {
+        "securityContext": narrow,
+        "image": "registry.k8s.io/pause:none",
+        "imagePullPolicy": "Never",
+        "resources": asked,
+    }
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": "neighbour"},
+        "spec": {"nodeName": LAST_WORKER, "securityContext": safe, "containers": [{"name": "pause", **image}]},
+    }
+    space.cluster.run("apply", "-n", space.name, "-f", "-", stdin=json.dumps(pod))
+    found = await api.pods_on(LAST_WORKER)
+    assert found is not None
+    assert {item["spec"]["nodeName"] for item in found} == {LAST_WORKER}
+    (mine,) = (item for item in found if item["metadata"]["namespace"] == space.name)
+    assert pod_use(mine).amounts == {"cpu": 0.03, "memory": 16 * 2**20, "pods": 1.0}
+    assert any(item["metadata"]["namespace"] == "kube-system" for item in found)
+    assert await api.pods_on("no-such-node") == []

@@ -22,7 +22,7 @@ def slow_worker() -> Iterator[str]:
 
 def test_a_slow_node_is_named_and_left_where_no_other_is_free_for_fewer(space: Space, slow_worker: str) -> None:
     document = submitted(
-        space, "lame", {"min": 1, "max": 2}, {"data": 2, "tensor": 1, "pipeline": 1}, trainer={"config": {"steps": 400}}
+        space, "lame", {"min": 1, "max": 2}, {"data": 2, "tensor": 1, "pipeline": 1}, trainer={"config": {"steps": 600}}
     )
     named = space.wait("lame", lambda s: bool(s.get("stragglers")), 240, "a straggler")["stragglers"][0]
     assert named["node"] == slow_worker

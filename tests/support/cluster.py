@@ -286,8 +286,10 @@ class PodLives:
     def _watch(self) -> None:
         while not self._stop.is_set():
             with self.space.watch_pods(self.job) as self._watching:
-                for pod in documents(self._watching):
-                    self._see(pod)
+                for document in documents(self._watching):
+                    # an API server that goes away says so in a Status
+                    if document["kind"] == "Pod":
+                        self._see(document)
             self._stop.wait(0.2)
 
     def _see(self, pod: dict[str, Any]) -> None:

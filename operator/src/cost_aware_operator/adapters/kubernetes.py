@@ -175,6 +175,16 @@ class Cluster:
                 return None
             raise
 
+    async def pods_on(self, node: str) -> list[dict[str, Any]] | None:
+        """Pods of all namespaces that take something of a node; None where they may not be listed."""
+        selector = f"spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
+        try:
+            return list((await self._call("GET", "api/v1/pods", fieldSelector=selector)).get("items", []))
+        except ApiError as error:
+            if error.status == 403:
+                return None
+            raise
+
     async def config_map(self, namespace: str, name: str) -> StoredData | None:
         """A ConfigMap's data."""
         document = await self._get("ConfigMap", namespace, name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Protocol
 
 from cost_aware_operator.adapters.clock import Clock
@@ -23,8 +24,11 @@ from cost_aware_operator.control.record import RunRecord, from_data
 from cost_aware_operator.control.slow import stragglers_under
 from cost_aware_operator.costs.prices import PriceBook
 from cost_aware_operator.observing.samples import Scrape
+from cost_aware_operator.planning.space import resources_of
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.names import labels, record_name
+from cost_aware_operator.workload.placement import could_take
+from cost_aware_operator.workload.usage import PodUse, pod_use, taken_by_others
 from cost_aware_operator.workload.views import NodeView, PodView, child_job_view, node_view, pod_view
 from cost_aware_trainer.contract import RunOrder, RunResult
 
@@ -33,6 +37,9 @@ NODE_SECONDS = 60.0
 """How long a list of all nodes is believed."""
 OWN_NODE_SECONDS = 20.0
 """How long what is known of a node under a pod is believed: a spot node is told of its end two minutes before, or half of one."""
+
+MOST_LOOKED_AT = 32
+"""Of how many nodes that could take a pod the others' pods are asked for; of further ones nothing is known to be taken."""
 
 
 class Nodes(Protocol):
@@ -44,6 +51,9 @@ class Nodes(Protocol):
     async def all(self, instance_types: tuple[str, ...]) -> tuple[NodeView, ...] | None:
         """All nodes of some types; None where they may not be listed."""
 
+    async def uses(self, name: str) -> tuple[PodUse, ...] | None:
+        """What pods take of a node; None where they may not be listed."""
+
 
 class CachedNodes:
     """Nodes, asked for three times a minute each."""
@@ -53,6 +63,7 @@ class CachedNodes:
         self._clock = clock
         self._known: dict[str, tuple[float, NodeView | None]] = {}
         self._listed: dict[tuple[str, ...], tuple[float, tuple[NodeView, ...] | None]] = {}
+        self._used: dict[str, tuple[float, tuple[PodUse, ...] | None]] = {}
 
     async def get(self, name: str) -> NodeView | None:
         """A node's labels; None where it may not be read or is gone and was never known."""
@@ -73,6 +84,16 @@ class CachedNodes:
         documents = await self._cluster.nodes(instance_types)
         found = None if documents is None else tuple(node_view(document) for document in documents)
         self._listed[instance_types] = (self._clock.monotonic(), found)
+        return found
+
+    async def uses(self, name: str) -> tuple[PodUse, ...] | None:
+        """What pods take of a node; None where pods of all namespaces may not be listed. Asked for once a minute."""
+        known = self._used.get(name)
+        if known is not None and self._clock.monotonic() - known[0] < NODE_SECONDS:
+            return known[1]
+        documents = await self._cluster.pods_on(name)
+        found = None if documents is None else tuple(map(pod_use, documents))
+        self._used[name] = (self._clock.monotonic(), found)
         return found
 
 
@@ -144,7 +165,7 @@ class Gatherer:
             samples=dict(memory.samples),
             scrapes=tuple(memory.scrapes),
             scrape_interval_seconds=self._scrape_interval_seconds,
-            cluster_nodes=await self._cluster_nodes(job, record, memory, nodes.values()),
+            cluster_nodes=await self._cluster_nodes(job, record, memory, nodes.values(), priority_of(pods)),
             told_ends=await self._ranks.ends([p for p in pods if p.uid in agents]) if vanished else {},
             unheard=tuple(
                 Unheard(rank, why, self._clock.monotonic() - since)
@@ -153,9 +174,26 @@ class Gatherer:
         )
 
     async def _cluster_nodes(
+        self, job: TrainingJob, record: RunRecord, memory: Memory, own: Iterable[NodeView], priority: int = 0
+    ) -> tuple[NodeView, ...] | None:
+        """Where else pods could run, with what others take of it."""
+        listed = await self._listed_nodes(job, record, memory, own)
+        if listed is None or record.plan is None:
+            return listed
+        resources = resources_of(job.spec, self._defaults.value().resources)
+        able = could_take(listed, job, replace(record.plan, instance_types=()), resources)[:MOST_LOOKED_AT]
+        uses = dict(zip(able, await asyncio.gather(*map(self._nodes.uses, able)), strict=True))
+        return tuple(
+            node
+            if (used := uses.get(node.name)) is None
+            else replace(node, taken=taken_by_others(used, job.key, priority))
+            for node in listed
+        )
+
+    async def _listed_nodes(
         self, job: TrainingJob, record: RunRecord, memory: Memory, own: Iterable[NodeView]
     ) -> tuple[NodeView, ...] | None:
-        """Where else pods could run; asked for only where it may matter, as a list of nodes is large.
+        """Nodes that are asked for only where it may matter, as a list of them is large.
 
         That is while a rank is slow, a node cordoned or one lost, and for a job that may run on several types of nodes.
         """
@@ -220,6 +258,11 @@ class Gatherer:
 
 def _straggling(job: TrainingJob, record: RunRecord, memory: Memory) -> bool:
     return record.plan is not None and bool(stragglers_under(job.spec, record.plan, tuple(memory.scrapes)))
+
+
+def priority_of(pods: Iterable[PodView]) -> int:
+    """What the scheduler gives way to."""
+    return next((pod.priority for pod in pods), 0)
 
 
 def in_the_way(kind: str, name: str) -> str:

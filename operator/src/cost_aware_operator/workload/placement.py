@@ -1,4 +1,4 @@
-"""Which nodes could take a pod of a job, as the scheduler would see it. What other pods leave of a node is not known here."""
+"""Which nodes could take a pod of a job, as the scheduler would see it."""
 
 from __future__ import annotations
 
@@ -47,10 +47,12 @@ def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
 
 
 def _fits(node: NodeView, resources: Mapping[str, Mapping[str, str]]) -> bool:
-    wanted = {**resources.get("limits", {}), **resources.get("requests", {})}
+    """Whether a pod fits beside what others take; where that is not known, whether it fits at all."""
+    wanted = {**resources.get("limits", {}), **resources.get("requests", {}), "pods": "1"}
+    taken = node.taken or {}
     try:
         return all(
-            quantity(amount) <= quantity(node.allocatable[name])
+            quantity(amount) + taken.get(name, 0.0) <= quantity(node.allocatable[name])
             for name, amount in wanted.items()
             if node.allocatable.get(name) is not None
         ) and all(name in node.allocatable for name in wanted if "/" in name)

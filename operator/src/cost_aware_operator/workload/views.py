@@ -31,6 +31,7 @@ class PodView:
     problem: str = ""
     image_problem: bool = False
     exit_code: int | None = None
+    priority: int = 0
     last_message: str = ""
     """What its agent left for the kubelet; see `cost_aware_trainer.contract.TERMINATION_FILE`."""
 
@@ -85,6 +86,8 @@ class NodeView:
     taints: tuple[Taint, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, str] = field(default_factory=dict)
+    taken: Mapping[str, float] | None = None
+    """What other pods take of it, in base units; None where that is not known."""
 
 
 def _time(text: str | None) -> datetime | None:
@@ -121,6 +124,7 @@ def pod_view(document: Mapping[str, Any]) -> PodView | None:
         problem=_problem(status, waiting, terminated),
         image_problem=waiting.get("reason") in IMAGE_REASONS,
         exit_code=terminated.get("exitCode"),
+        priority=(document.get("spec") or {}).get("priority") or 0,
         last_message=terminated.get("message") or "",
     )
 
