@@ -29,7 +29,7 @@ def scaled(space: Space) -> Iterator[Callable[[int], None]]:
 def test_what_a_run_came_to_is_known_after_its_agents_have_gone_unheard(
     space: Space, scaled: Callable[[int], None]
 ) -> None:
-    document = manifest("alone-to-the-end", trainer={"config": {"steps": 300}}, nodes={"instanceTypes": ["p3.2xlarge"]})
+    document = manifest("alone-to-the-end", trainer={"config": {"steps": 2000}}, nodes={"instanceTypes": ["p3.2xlarge"]})
     with PodLives(space, "alone-to-the-end") as lives:
         space.submit(document)
         space.wait_step("alone-to-the-end", 1)
@@ -39,6 +39,7 @@ def test_what_a_run_came_to_is_known_after_its_agents_have_gone_unheard(
         while any(pod["status"]["phase"] != "Succeeded" for pod in space.pods("alone-to-the-end")):
             assert time.monotonic() < until, "the run did not complete by itself"
             time.sleep(1)
+        assert "samplesChecksum" not in space.status("alone-to-the-end")["progress"], "the operator saw the end"
         scaled(1)
         status = space.wait_finished("alone-to-the-end", 120)
         time.sleep(1)

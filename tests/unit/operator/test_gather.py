@@ -149,5 +149,7 @@ def test_a_result_that_a_pod_left_is_read_beside_whatever_others_wrote_there(jun
     assert left_result(said[:1]) is None
 
 
-def test_what_a_pod_left_that_did_not_end_well_is_no_result() -> None:
+def test_what_a_pod_left_that_did_not_end_well_or_complete_is_no_result() -> None:
     assert left_result([pod(0, phase="Failed", last_message=LEFT.to_json())]) is None
+    early = replace(LEFT, outcome=AgentPhase.CHECKPOINTED, step=5)
+    assert left_result([pod(0, phase="Succeeded", last_message=early.to_json())]) is None

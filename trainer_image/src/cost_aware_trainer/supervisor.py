@@ -56,7 +56,7 @@ class AgentSettings:
     reconfigure_seconds: float = 120.0
     """How long running ranks may take to go on under another plan, the step that they are in included."""
     is_cold: bool = False
-    """Whether every launch imports PyTorch anew; for measurements."""
+    """Whether every launch imports PyTorch anew: for measurements, and where ranks must not be forked."""
     preloads: bool = False
     """Whether PyTorch is imported before the first order, which will be one for the bundled trainer."""
     memory_folder: Path = Path(MEMORY_FOLDER)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 _SCALES = {
-    "": 1.0,
+    "n": 1e-9,
+    "u": 1e-6,
     "m": 1e-3,
+    "": 1.0,
     "k": 1e3,
     "M": 1e6,
     "G": 1e9,

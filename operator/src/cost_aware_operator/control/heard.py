@@ -12,7 +12,7 @@ from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.observing.validity import Limits, why_refused
 from cost_aware_operator.planning.presets import shape_of
 from cost_aware_operator.workload.views import PodView
-from cost_aware_trainer.contract import ContractError, RunResult
+from cost_aware_trainer.contract import AgentPhase, ContractError, RunResult
 
 Samples = Mapping[str, tuple[RankSample, ...]]
 
@@ -58,7 +58,7 @@ def left_result(pods: Iterable[PodView]) -> RunResult | None:
         if pod.succeeded and pod.last_message:
             with contextlib.suppress(ContractError):
                 result = RunResult.from_json(pod.last_message)
-                if result.total_steps:
+                if result.outcome is AgentPhase.COMPLETED and result.total_steps:
                     return result
     return None
 
