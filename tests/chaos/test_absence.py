@@ -29,7 +29,9 @@ def scaled(space: Space) -> Iterator[Callable[[int], None]]:
 def test_what_a_run_came_to_is_known_after_its_agents_have_gone_unheard(
     space: Space, scaled: Callable[[int], None]
 ) -> None:
-    document = manifest("alone-to-the-end", trainer={"config": {"steps": 2000}}, nodes={"instanceTypes": ["p3.2xlarge"]})
+    document = manifest(
+        "alone-to-the-end", trainer={"config": {"steps": 2000}}, nodes={"instanceTypes": ["p3.2xlarge"]}
+    )
     with PodLives(space, "alone-to-the-end") as lives:
         space.submit(document)
         space.wait_step("alone-to-the-end", 1)

@@ -47,7 +47,16 @@ def document(*containers: dict[str, Any], labels: dict[str, str] | None = None, 
         (document(container(cpu="500000u"), container(cpu="250000000n")), 0.75),
         (document({}), 0),
     ],
-    ids=["sum", "init", "sidecar", "init-beside-sidecar", "sidecar-after-init", "overhead", "micro-and-nano", "nothing-asked"],
+    ids=[
+        "sum",
+        "init",
+        "sidecar",
+        "init-beside-sidecar",
+        "sidecar-after-init",
+        "overhead",
+        "micro-and-nano",
+        "nothing-asked",
+    ],
 )
 def test_a_pod_takes_what_the_scheduler_adds_up(given: dict[str, Any], cpus: float) -> None:
     use = pod_use(given)
