@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.support import accuracy
 from tests.support.measured import rows
 
-from cost_aware_operator.costs.calibrate import KNOBS, calibrate, value
+from cost_aware_operator.costs.models.calibrate import KNOBS, calibrate, value
 
 
 def fit() -> None:

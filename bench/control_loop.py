@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.unit.operator.factories import START, agent, child, facts, job, pod
 
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.record import RunRecord, to_data
+from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.reading.run_record import RunRecord, to_data
 from cost_aware_operator.observing.samples import RankSample, Scrape, parse_rank
 from cost_aware_operator.workload.views import NodeView
 from cost_aware_trainer.contract import AgentPhase, Metric, Phase

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 from tests.support.cluster import LAST_WORKER, Space, manifest
 
-from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, ConflictError, connect
 from cost_aware_operator.api.job import JobKey, TrainingJob
+from cost_aware_operator.engines.kubernetes.client import ApiError, Cluster, ConflictError, connect
 from cost_aware_operator.workload.usage import pod_use
 
 pytestmark = pytest.mark.cluster

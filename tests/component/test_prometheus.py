@@ -20,9 +20,9 @@ import pytest
 from aiohttp import web
 from tests.component.test_rank_endpoints import pod
 
-from cost_aware_operator.adapters.prometheus import PrometheusSource
-from cost_aware_operator.adapters.source import Answers
 from cost_aware_operator.api.job import JobKey
+from cost_aware_operator.sources.metrics_source import Answers
+from cost_aware_operator.sources.prometheus import PrometheusSource
 from cost_aware_trainer.contract import Phase, Stage
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "data/prometheus.json").read_text())

@@ -12,10 +12,10 @@ from datetime import UTC, datetime
 import aiohttp
 import pytest
 
-from cost_aware_operator.adapters import ranks
-from cost_aware_operator.adapters.ranks import Ranks
-from cost_aware_operator.adapters.source import Answers
 from cost_aware_operator.api.job import JobKey
+from cost_aware_operator.sources import rank_endpoints as ranks
+from cost_aware_operator.sources.metrics_source import Answers
+from cost_aware_operator.sources.rank_endpoints import Ranks
 from cost_aware_operator.workload.views import PodView
 
 Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

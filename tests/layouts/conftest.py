@@ -26,7 +26,9 @@ MODELS = {
 
 @pytest.fixture(scope="session")
 def pool(forkserver):
-    forkserver.set_forkserver_preload(["cost_aware_trainer.train", "torch._dynamo", "tests.support.pool_cases"])
+    forkserver.set_forkserver_preload(
+        ["cost_aware_trainer.training.trainer", "torch._dynamo", "tests.support.pool_cases"]
+    )
     pool = RankPool(forkserver, 8)
     yield pool
     pool.close()

@@ -11,10 +11,10 @@ from functools import cache
 
 from tests.support.measured import Measured, rows
 
-from cost_aware_operator.costs.calibrate import Observation, calibrate
-from cost_aware_operator.costs.compute import Parameters, model_flops
-from cost_aware_operator.costs.hardware import Precision
-from cost_aware_operator.costs.predict import predict
+from cost_aware_operator.costs.models.calibrate import Observation, calibrate
+from cost_aware_operator.costs.models.compute import Parameters, model_flops
+from cost_aware_operator.costs.models.predict import predict
+from cost_aware_operator.costs.tables.hardware import Precision
 
 LITERATURE = Parameters()
 """Where every fit starts: figures of papers and data sheets, not of the rows."""

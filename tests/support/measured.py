@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cost_aware_operator.costs.calibrate import Observation
-from cost_aware_operator.costs.compute import Parameters, model_flops
-from cost_aware_operator.costs.request import Question, read
+from cost_aware_operator.costs.models.calibrate import Observation
+from cost_aware_operator.costs.models.compute import Parameters, model_flops
+from cost_aware_operator.costs.request.questions import Question, read
 
 DATA = Path(__file__).parents[1] / "data" / "measured_configs.csv"
 REPOSITORY = re.compile(r"^(Megatron-Bridge|huggingface nanotron|torchtitan|llm-foundry)")

@@ -21,7 +21,7 @@ from cost_aware_trainer.contract import (
     RunPlan,
     RunResult,
 )
-from cost_aware_trainer.data import prepare
+from cost_aware_trainer.data.token_files import prepare
 
 FOLDER = str(Path(__file__).parent)
 if FOLDER not in sys.path:
@@ -86,7 +86,7 @@ def free_ports(count):
 @pytest.fixture(scope="session")
 def forkserver():
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cost_aware_trainer.train", "torch._dynamo", "rank_process"])
+    context.set_forkserver_preload(["cost_aware_trainer.training.trainer", "torch._dynamo", "rank_process"])
     return context
 
 

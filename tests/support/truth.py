@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.support.cluster import PRICE_USD_PER_HOUR, PodLives, Space, script
 
-from cost_aware_trainer.samples import checksum_text, expected_checksum
+from cost_aware_trainer.data.samples import checksum_text, expected_checksum
 
 
 def expected_samples(spec: dict[str, Any]) -> str:

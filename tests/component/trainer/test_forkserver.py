@@ -21,7 +21,7 @@ from cost_aware_trainer.contract import (
 
 LOOKED_AT = """
 import importlib, torch
-from cost_aware_trainer.forkserver import PRELOADED
+from cost_aware_trainer.training.forkserver import PRELOADED
 
 asked = []
 

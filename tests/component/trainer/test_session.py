@@ -12,7 +12,7 @@ from tests.support.steps import steps_of
 from tests.support.trainer_fixtures import free_ports
 
 from cost_aware_trainer.contract import AgentPhase, RunResult
-from cost_aware_trainer.samples import checksum_text, expected_checksum
+from cost_aware_trainer.data.samples import checksum_text, expected_checksum
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/digits/train.py"
 SAMPLES, STEPS = 1437, 300

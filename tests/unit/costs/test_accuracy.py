@@ -13,10 +13,10 @@ from tests.support import accuracy
 from tests.support.accuracy import Ranking, Scored, percent
 from tests.support.measured import DATA, rows
 
-from cost_aware_operator.costs.calibrate import KNOBS, calibrate, value
-from cost_aware_operator.costs.compute import Parameters
-from cost_aware_operator.costs.parameters import FITTED
-from cost_aware_operator.costs.predict import predict
+from cost_aware_operator.costs.models.calibrate import KNOBS, calibrate, value
+from cost_aware_operator.costs.models.compute import Parameters
+from cost_aware_operator.costs.models.parameters import FITTED
+from cost_aware_operator.costs.models.predict import predict
 
 MISSED_SOURCES = {
     "huggingface nanotron": "measured 42.4 %: unfused kernels at 10 to 30 % of peak on a small model; the layout ranking holds",

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost_aware_operator.costs.advice.data_parallel import DataParallelCostAnalyzer, exposed_seconds
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.communication import Fabric, Link
-from cost_aware_operator.costs.data_parallel import DataParallelCostAnalyzer, exposed_seconds
-from cost_aware_operator.costs.hardware import Precision, accelerator
-from cost_aware_operator.costs.layout import Layout, Recompute, Sharding
-from cost_aware_operator.costs.model_parallel import DecoderShape
-from cost_aware_operator.costs.predict import Machine
+from cost_aware_operator.costs.models.communication import Fabric, Link
+from cost_aware_operator.costs.models.layout import Layout, Recompute, Sharding
+from cost_aware_operator.costs.models.model_parallel import DecoderShape
+from cost_aware_operator.costs.models.predict import Machine
+from cost_aware_operator.costs.tables.hardware import Precision, accelerator
 
 ANALYZER = DataParallelCostAnalyzer()
 ANY = st.one_of(st.floats(), st.integers(), st.booleans())

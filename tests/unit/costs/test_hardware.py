@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cost_aware_operator.costs.hardware import HardwareError, Precision, accelerator, accelerators, read
+from cost_aware_operator.costs.tables.hardware import HardwareError, Precision, accelerator, accelerators, read
 
 NAMES = (
     "V100-SXM2-16GB", "V100-SXM2-32GB", "A100-SXM-40GB", "A100-SXM-80GB", "H100-SXM-80GB", "H100-SXM-96GB", "H200-SXM-141GB",

@@ -9,16 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_aware_operator.costs.compute import model_flops
-from cost_aware_operator.costs.hardware import Generation, Precision
-from cost_aware_operator.costs.layout import Layout, Practice, Recompute, Sharding
-from cost_aware_operator.costs.model_parallel import (
+from cost_aware_operator.costs.models.compute import model_flops
+from cost_aware_operator.costs.models.layout import Layout, Practice, Recompute, Sharding
+from cost_aware_operator.costs.models.model_parallel import (
     GIB,
     DecoderShape,
     ModelParallelCostAnalyzer,
     activation_elements,
 )
-from cost_aware_operator.costs.stages import spread
+from cost_aware_operator.costs.models.stages import spread
+from cost_aware_operator.costs.tables.hardware import Generation, Precision
 
 ANALYZER = ModelParallelCostAnalyzer()
 GPT = DecoderShape(96, 12288, 96, 96, 4 * 12288, 2048, 51200, gated_mlp=False, tied_embeddings=True)

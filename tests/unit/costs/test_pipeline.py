@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_aware_operator.costs.pipeline import PipelineParallelCostAnalyzer, Schedule, StageRuns, StageSeconds
+from cost_aware_operator.costs.models.pipeline import PipelineParallelCostAnalyzer, Schedule, StageRuns, StageSeconds
 
 ANALYZER = PipelineParallelCostAnalyzer()
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from cost_aware_operator.api.spec import Objective
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.combinations import Bounds, Offer, Work
-from cost_aware_operator.costs.hardware import Precision, accelerator
-from cost_aware_operator.costs.layout import Layout, Recompute, Sharding
-from cost_aware_operator.costs.model_parallel import DecoderShape
-from cost_aware_operator.costs.pipeline import Schedule
-from cost_aware_operator.costs.predict import Machine, memory_of_ranks, predict, usable_gib
-from cost_aware_operator.costs.three_d import Need, ThreeDParallelCostAnalyzer, goodput_of
+from cost_aware_operator.costs.models.layout import Layout, Recompute, Sharding
+from cost_aware_operator.costs.models.model_parallel import DecoderShape
+from cost_aware_operator.costs.models.pipeline import Schedule
+from cost_aware_operator.costs.models.predict import Machine, memory_of_ranks, predict, usable_gib
+from cost_aware_operator.costs.search.combinations import Bounds, Offer, Work
+from cost_aware_operator.costs.search.three_d import Need, ThreeDParallelCostAnalyzer, goodput_of
+from cost_aware_operator.costs.tables.hardware import Precision, accelerator
 
 ANALYZER = ThreeDParallelCostAnalyzer()
 LLAMA_8B = DecoderShape(32, 4096, 32, 8, 14336, 8192, 128256)

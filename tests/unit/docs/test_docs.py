@@ -16,9 +16,9 @@ from prometheus_client.metrics_core import Metric as Family
 from cost_aware_operator.api.spec import JobSpec
 from cost_aware_operator.api.status import ConditionType
 from cost_aware_operator.app.telemetry import Telemetry
-from cost_aware_operator.control.story import Outcome
+from cost_aware_operator.control.status.outcome import Outcome
 from cost_aware_trainer.contract import AgentPhase, CheckpointPlan, Metric, RunPlan
-from cost_aware_trainer.validation import check_plan
+from cost_aware_trainer.state.validation import check_plan
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = ROOT / "operator/src/cost_aware_operator"

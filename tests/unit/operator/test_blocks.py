@@ -14,8 +14,8 @@ from tests.unit.operator.test_stragglers import FIRST, trained
 
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.cli.views import one_line, summary
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.money import fees_now
+from cost_aware_operator.control.policy.accounting import fees_now
+from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.ledger.blocks import Baseline, Block, by_block, saved, total_usd
 from cost_aware_operator.ledger.ledger import Cause, Fees, LedgerState, Progress, accrue
 from cost_aware_trainer.contract import Phase

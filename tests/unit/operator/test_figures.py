@@ -10,8 +10,8 @@ from tests.unit.operator.factories import BOOK, job, running, sample
 from tests.unit.operator.test_telemetry import publish
 
 from cost_aware_operator.app.telemetry import Telemetry
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.facts import Facts
+from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.observing.samples import Scrape
 from cost_aware_operator.planning.plan import Plan, PlanInput, Predicted, make_plan
 from cost_aware_operator.workload.views import NodeView

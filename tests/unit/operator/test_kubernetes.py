@@ -15,10 +15,10 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 
-from cost_aware_operator.adapters import lease as lease_module
-from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, ConflictError, default_namespace
-from cost_aware_operator.adapters.lease import Lease
 from cost_aware_operator.api.job import JobKey
+from cost_aware_operator.engines.kubernetes import lease as lease_module
+from cost_aware_operator.engines.kubernetes.client import ApiError, Cluster, ConflictError, default_namespace
+from cost_aware_operator.engines.kubernetes.lease import Lease
 
 KEY = JobKey("team", "gpt")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

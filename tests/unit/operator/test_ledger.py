@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.operator.factories import START
 
-from cost_aware_operator.costs.prices import Price
+from cost_aware_operator.costs.tables.prices import Price
 from cost_aware_operator.ledger.ledger import Cause, LedgerState, PodFacts, Progress, accrue
 from cost_aware_trainer.contract import Phase
 

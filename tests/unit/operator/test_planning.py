@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.operator.factories import BOOK, job
 
-from cost_aware_operator.costs.hardware import Precision
-from cost_aware_operator.costs.layout import Layout, Recompute, Sharding
-from cost_aware_operator.costs.machines import machine
-from cost_aware_operator.costs.model_parallel import DecoderShape, ModelParallelCostAnalyzer
-from cost_aware_operator.costs.parameters import FITTED
+from cost_aware_operator.costs.models.layout import Layout, Recompute, Sharding
+from cost_aware_operator.costs.models.machines import machine
+from cost_aware_operator.costs.models.model_parallel import DecoderShape, ModelParallelCostAnalyzer
+from cost_aware_operator.costs.models.parameters import FITTED
+from cost_aware_operator.costs.tables.hardware import Precision
 from cost_aware_operator.planning.buckets import bucket_mib
 from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, make_plan
 from cost_aware_operator.planning.presets import PRESETS

@@ -22,15 +22,15 @@ from cost_aware_operator.adjusting.situation import Action, SlowNode, Verdict
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.spec import AdjustPolicy, Objective
 from cost_aware_operator.api.status import ConditionType, StagesStatus
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.decision import Decision
-from cost_aware_operator.control.facts import Facts
-from cost_aware_operator.control.record import RunRecord
+from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.policy.decision import Decision
+from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.observing.samples import RankSample, Scrape
 from cost_aware_operator.observing.stragglers import StageWorks, _median_without, stragglers
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
-from cost_aware_operator.workload.build import indexed_job, template_hash
 from cost_aware_operator.workload.defaults import PodDefaults
+from cost_aware_operator.workload.job import indexed_job, template_hash
 from cost_aware_operator.workload.order import run_order
 from cost_aware_operator.workload.placement import could_take
 from cost_aware_operator.workload.views import NodeView, Taint

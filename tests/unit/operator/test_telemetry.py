@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.unit.operator.factories import job, running
 
 from cost_aware_operator.app.telemetry import Telemetry
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.facts import Facts
+from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.reading.facts import Facts
 
 
 def series(telemetry: Telemetry, name: str | None = None) -> set[str]:

@@ -12,8 +12,6 @@ from pathlib import Path
 import torch
 from torch.distributed.elastic.multiprocessing.errors import record
 
-from cost_aware_trainer.checkpoint import CheckpointError
-from cost_aware_trainer.collectives import Ranks, Rendezvous, disconnect
 from cost_aware_trainer.contract import (
     ENV_PLAN_FILE,
     EXIT_INVALID,
@@ -24,13 +22,15 @@ from cost_aware_trainer.contract import (
     RunResult,
     Stage,
 )
-from cost_aware_trainer.metrics import RankMetrics
-from cost_aware_trainer.probe import probe_links
-from cost_aware_trainer.reconfigure import Succession
-from cost_aware_trainer.results import StepsLog, StopSignal, Surroundings
-from cost_aware_trainer.stages import Stopwatch
-from cost_aware_trainer.train import DivergedError, Trainer
-from cost_aware_trainer.validation import InvalidRunError, check_plan
+from cost_aware_trainer.contract.rank_environment import StepsLog, StopSignal, Surroundings
+from cost_aware_trainer.distributed.collectives import Ranks, Rendezvous, disconnect
+from cost_aware_trainer.distributed.probe import probe_links
+from cost_aware_trainer.state.checkpoint import CheckpointError
+from cost_aware_trainer.state.reconfigure import Succession
+from cost_aware_trainer.state.validation import InvalidRunError, check_plan
+from cost_aware_trainer.telemetry.launch_stages import Stopwatch
+from cost_aware_trainer.telemetry.metrics import RankMetrics
+from cost_aware_trainer.training.trainer import DivergedError, Trainer
 
 logger = logging.getLogger("cost_aware_trainer")
 

@@ -9,10 +9,10 @@ from cost_aware_operator.adjusting.calibration import Calibrated, Measured, cali
 from cost_aware_operator.adjusting.changes import Change, Kind
 from cost_aware_operator.adjusting.situation import Situation
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.combinations import Bounds, Offer
-from cost_aware_operator.costs.layout import Layout, Recompute, Sharding
-from cost_aware_operator.costs.pipeline import Schedule
-from cost_aware_operator.costs.three_d import Ranking, ThreeDParallelCostAnalyzer
+from cost_aware_operator.costs.models.layout import Layout, Recompute, Sharding
+from cost_aware_operator.costs.models.pipeline import Schedule
+from cost_aware_operator.costs.search.combinations import Bounds, Offer
+from cost_aware_operator.costs.search.three_d import Ranking, ThreeDParallelCostAnalyzer
 from cost_aware_operator.planning.plan import Plan, is_other_kind, type_of
 
 PRIOR_DOWNTIME_SECONDS = {Kind.REBALANCE: 10.0, Kind.RESIZE: 60.0, Kind.MOVE: 60.0, Kind.SHRINK: 60.0}

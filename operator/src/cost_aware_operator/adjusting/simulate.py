@@ -15,8 +15,8 @@ from cost_aware_operator.adjusting.capacity import Shortage, without_nodes
 from cost_aware_operator.adjusting.changes import Change, Kind
 from cost_aware_operator.adjusting.history import History
 from cost_aware_operator.adjusting.situation import Action, Settings, Situation, SlowNode, Verdict, Window
-from cost_aware_operator.costs.combinations import Offer
-from cost_aware_operator.costs.predict import step_seconds
+from cost_aware_operator.costs.models.predict import step_seconds
+from cost_aware_operator.costs.search.combinations import Offer
 from cost_aware_operator.observing.stragglers import STRAGGLING
 from cost_aware_operator.planning.plan import Plan, is_other_kind, type_of
 from cost_aware_operator.planning.space import Space

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.live import Live
 
-from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, connect, default_namespace
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.api.status import JobState, JobStatus
 from cost_aware_operator.cli import simulate
@@ -19,6 +18,7 @@ from cost_aware_operator.cli.plan import add_arguments, plan
 from cost_aware_operator.cli.predict import predict
 from cost_aware_operator.cli.simulate import add_simulation
 from cost_aware_operator.cli.views import live, one_line, summary
+from cost_aware_operator.engines.kubernetes.client import ApiError, Cluster, connect, default_namespace
 
 EXIT_FAILED, EXIT_REJECTED, EXIT_MISSING, EXIT_TIMEOUT = 1, 2, 3, 4
 LINE_SECONDS = 5.0

@@ -15,7 +15,7 @@ from cost_aware_operator.adjusting.situation import Settings
 from cost_aware_operator.api.spec import AdjustPolicy, JobSpec
 from cost_aware_operator.cli.manifest import ManifestError, read_spec
 from cost_aware_operator.cli.plan import WIDE, add_arguments, book_of, complain
-from cost_aware_operator.costs.prices import PriceError
+from cost_aware_operator.costs.tables.prices import PriceError
 from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, adjusting_space, make_plan
 
 RANGES = (

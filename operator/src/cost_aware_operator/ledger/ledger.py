@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from cost_aware_operator.costs.prices import USD_PER_GB_BETWEEN_ZONES, Price
+from cost_aware_operator.costs.tables.prices import USD_PER_GB_BETWEEN_ZONES, Price
 from cost_aware_trainer.contract import Phase
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cost_aware_operator.costs.combinations import Offer
-from cost_aware_operator.costs.compute import Computer, model_flops
-from cost_aware_operator.costs.hardware import Precision
-from cost_aware_operator.costs.layout import Practice, Recompute, Sharding
-from cost_aware_operator.costs.model_parallel import ModelParallelCostAnalyzer
-from cost_aware_operator.costs.predict import FORWARD, usable_gib
-from cost_aware_operator.costs.three_d import RECOVERY_SECONDS, Ranking, checkpointing
+from cost_aware_operator.costs.models.compute import Computer, model_flops
+from cost_aware_operator.costs.models.layout import Practice, Recompute, Sharding
+from cost_aware_operator.costs.models.model_parallel import ModelParallelCostAnalyzer
+from cost_aware_operator.costs.models.predict import FORWARD, usable_gib
+from cost_aware_operator.costs.search.combinations import Offer
+from cost_aware_operator.costs.search.three_d import RECOVERY_SECONDS, Ranking, checkpointing
+from cost_aware_operator.costs.tables.hardware import Precision
 from cost_aware_operator.planning.report import RankedPlan
 
 FIT = "fitted, docs/design/20261121-cost-models.md"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import math
 
-from cost_aware_operator.costs.communication_schedule import CommunicationScheduler, LayerGradients
-from cost_aware_operator.costs.compute import Parameters
-from cost_aware_operator.costs.layout import Layout, Sharding
-from cost_aware_operator.costs.model_parallel import DecoderShape
-from cost_aware_operator.costs.predict import FORWARD, Machine, predict
+from cost_aware_operator.costs.advice.communication_schedule import CommunicationScheduler, LayerGradients
+from cost_aware_operator.costs.models.compute import Parameters
+from cost_aware_operator.costs.models.layout import Layout, Sharding
+from cost_aware_operator.costs.models.model_parallel import DecoderShape
+from cost_aware_operator.costs.models.predict import FORWARD, Machine, predict
 
 LEAST_MIB = 1.0
 """Below, what a collective costs by itself on any link is more than what a smaller bucket could hide."""

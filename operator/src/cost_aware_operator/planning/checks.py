@@ -8,9 +8,9 @@ from typing import Any
 
 from cost_aware_operator.api.spec import JobSpec
 from cost_aware_operator.api.units import quantity
-from cost_aware_operator.costs.layout import Recompute, Sharding
-from cost_aware_operator.costs.pipeline import Schedule
-from cost_aware_operator.costs.prices import PriceBook
+from cost_aware_operator.costs.models.layout import Recompute, Sharding
+from cost_aware_operator.costs.models.pipeline import Schedule
+from cost_aware_operator.costs.tables.prices import PriceBook
 from cost_aware_operator.planning.space import Abilities, ranks_per_node_of, resources_of, unknown_instance_type
 
 OWN_PROGRAM = Abilities((Sharding.DDP,), (Recompute.NONE,), (Schedule.ONE_F_ONE_B,), splits_model=False)

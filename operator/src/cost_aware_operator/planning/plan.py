@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from cost_aware_operator.api.spec import CapacityType, JobSpec, Redundancy
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.combinations import Offer
-from cost_aware_operator.costs.hardware import HardwareError
-from cost_aware_operator.costs.layout import Recompute, Sharding, pipeline_schedule
-from cost_aware_operator.costs.pipeline import Schedule
-from cost_aware_operator.costs.predict import usable_gib
-from cost_aware_operator.costs.three_d import Ranking, ThreeDParallelCostAnalyzer
+from cost_aware_operator.costs.models.layout import Recompute, Sharding, pipeline_schedule
+from cost_aware_operator.costs.models.pipeline import Schedule
+from cost_aware_operator.costs.models.predict import usable_gib
+from cost_aware_operator.costs.search.combinations import Offer
+from cost_aware_operator.costs.search.three_d import Ranking, ThreeDParallelCostAnalyzer
+from cost_aware_operator.costs.tables.hardware import HardwareError
 from cost_aware_operator.planning import report
 from cost_aware_operator.planning.buckets import bucket_mib
 from cost_aware_operator.planning.checks import PlanInput as PlanInput

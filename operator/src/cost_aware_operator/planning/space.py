@@ -8,15 +8,15 @@ from typing import Any
 
 from cost_aware_operator.api.spec import AllowedDegrees, CapacityType, JobSpec, ModelSpec, Objective, Redundancy
 from cost_aware_operator.api.units import GIB, quantity
-from cost_aware_operator.costs.combinations import Bounds, Offer, Work
-from cost_aware_operator.costs.fees import fee
-from cost_aware_operator.costs.hardware import HardwareError, Precision
-from cost_aware_operator.costs.layout import Recompute, Sharding
-from cost_aware_operator.costs.machines import cpu_machine, machine
-from cost_aware_operator.costs.model_parallel import DecoderShape
-from cost_aware_operator.costs.pipeline import Schedule
-from cost_aware_operator.costs.predict import USABLE_MEMORY, Machine
-from cost_aware_operator.costs.prices import Price, PriceBook, PriceError
+from cost_aware_operator.costs.models.layout import Recompute, Sharding
+from cost_aware_operator.costs.models.machines import cpu_machine, machine
+from cost_aware_operator.costs.models.model_parallel import DecoderShape
+from cost_aware_operator.costs.models.pipeline import Schedule
+from cost_aware_operator.costs.models.predict import USABLE_MEMORY, Machine
+from cost_aware_operator.costs.search.combinations import Bounds, Offer, Work
+from cost_aware_operator.costs.tables.fees import fee
+from cost_aware_operator.costs.tables.hardware import HardwareError, Precision
+from cost_aware_operator.costs.tables.prices import Price, PriceBook, PriceError
 from cost_aware_operator.planning.presets import shape_of
 
 GPU = "nvidia.com/gpu"

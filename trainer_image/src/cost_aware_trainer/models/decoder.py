@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cost_aware_trainer.contract import ModelPlan, Precision, Recompute, StrategyPlan
-from cost_aware_trainer.layout import Stage
-from cost_aware_trainer.tensor_parallel import TensorAxis
-from cost_aware_trainer.traffic import Traffic
+from cost_aware_trainer.distributed.layout import Stage
+from cost_aware_trainer.distributed.tensor_parallel import TensorAxis
+from cost_aware_trainer.telemetry.traffic import Traffic
 
 ROTARY_BASE = 10_000.0
 COMPUTE_TYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}

@@ -1,0 +1,193 @@
+"""`reconcile(key)`: gather the facts, decide, act, write the status once, then post events. Level-based and safe to repeat."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from cost_aware_operator.api import KIND, MANAGER
+from cost_aware_operator.api.job import JobKey, TrainingJob
+from cost_aware_operator.control.policy.decide import decide, rejected
+from cost_aware_operator.control.policy.decision import Decision
+from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.gather import Gatherer, in_the_way
+from cost_aware_operator.control.reading.memory import Memories, Memory
+from cost_aware_operator.control.reading.run_record import to_data
+from cost_aware_operator.engines.kubernetes.client import ApiError, Cluster
+from cost_aware_operator.planning.plan import Refusal
+from cost_aware_operator.sources.clock import Clock
+from cost_aware_operator.sources.rank_endpoints import Ranks, token
+from cost_aware_operator.workload.job import indexed_job, secret, service
+from cost_aware_operator.workload.names import labels, owner_reference, record_name
+from cost_aware_trainer.contract import Release
+
+logger = logging.getLogger(__name__)
+SAVE_SECONDS = 15.0
+"""How often the ledger is saved while nothing else makes a save urgent. Later saves lose nothing but the split by cause of what
+happened since."""
+
+StatusSink = Callable[[TrainingJob, Decision], None]
+
+
+class Reconciler:
+    """Reconciles one key at a time; different keys may be reconciled concurrently."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        ranks: Ranks,
+        gatherer: Gatherer,
+        memories: Memories,
+        clock: Clock,
+        key_material: bytes,
+        published: StatusSink,
+        forgotten: Callable[[JobKey], None],
+    ) -> None:
+        self._cluster = cluster
+        self._ranks = ranks
+        self._gatherer = gatherer
+        self._memories = memories
+        self._clock = clock
+        self._key_material = key_material
+        self._published = published
+        self._forgotten = forgotten
+
+    async def reconcile(self, key: JobKey) -> float | None:
+        """Brings one job a step nearer to what its manifest says.
+
+        Returns:
+            Seconds after which to look again even if nothing happens; None to wait for an event.
+
+        Raises:
+            ApiError: the API server refused or could not be reached; try again.
+        """
+        document = await self._cluster.training_job(key)
+        if document is None or document["metadata"].get("deletionTimestamp") is not None:
+            self._memories.forget(key)
+            self._forgotten(key)
+            return None
+        if document["spec"].get("managedBy", MANAGER) != MANAGER:
+            return None
+        try:
+            job = TrainingJob.parse(document)
+        except ValidationError as error:
+            # the schema refuses such a document, so the CRD in the cluster is not of this operator's version
+            logger.error("%s cannot be read: %s", key, error)
+            return None
+        memory = self._memories.of(key, job.uid)
+        facts = await self._gatherer.facts(job, memory)
+        decision = decide(facts)
+        refusal = await self._shape_pods(job, facts, decision)
+        if refusal is not None:
+            decision = rejected(replace(facts, record=decision.record), refusal)
+        await self._act(job, facts, decision, memory)
+        return decision.requeue_seconds
+
+    async def _act(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory) -> None:
+        await self._save(job, facts, decision, memory)
+        pods = {p.uid: p for p in facts.pods}
+        secret_token = token(self._key_material, job.key, job.uid)
+        if decision.tell and decision.order is not None:
+            # written again with every attempt: should the operator's key have changed, running agents learn of it
+            await self._cluster.apply(secret(job, secret_token))
+            await self._ranks.order([pods[uid] for uid in decision.tell], decision.order, secret_token)
+        if decision.release:
+            release = Release(attempt=decision.record.attempt, complete=True)
+            await self._ranks.release([pods[uid] for uid in decision.release], release, secret_token)
+        for uid in decision.evict:
+            await self._evict(job, pods[uid].name, uid)
+        status = decision.status.to_document()
+        if status != job.status.to_document():
+            await self._cluster.write_status(job, status)
+        self._published(job, decision)
+        for event in decision.events:
+            name = _event_name(job, event.reason, event.message, decision.record.attempt)
+            at = facts.now.strftime("%Y-%m-%dT%H:%M:%SZ")
+            await self._cluster.post_event(job, event.reason, event.message, warning=event.warning, at=at, name=name)
+        if decision.delete_job:
+            await self._cluster.delete(KIND, job.key, job.uid)
+
+    async def _evict(self, job: TrainingJob, name: str, uid: str) -> None:
+        """A node that ends takes its pod with it in any case, so that a refusal is no reason not to go on."""
+        try:
+            await self._cluster.evict(job.key.namespace, name, uid)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            logger.warning("%s: pod %s may not be evicted: %s", job.key, name, error)
+
+    async def _shape_pods(self, job: TrainingJob, facts: Facts, decision: Decision) -> Refusal | None:
+        """Creates, suspends, resumes or replaces the Indexed Job and what it needs; returns what the API server refused."""
+        child = facts.child
+        if decision.replace_child and child is not None:
+            if not child.deleting:
+                await self._cluster.delete("Job", job.key, child.uid)
+            return None
+        if child is None:
+            if not decision.want_pods or decision.plan is None:
+                return None
+            owners = await self._cluster.service_owners(job.key)
+            if owners is not None and job.uid not in owners:
+                return Refusal("NameTaken", in_the_way("Service", job.key.name))
+            try:
+                await self._cluster.apply(secret(job, token(self._key_material, job.key, job.uid)))
+                await self._cluster.apply(service(job))
+                await self._cluster.apply(indexed_job(job, decision.plan, facts.defaults, suspend=False))
+            except ApiError as error:
+                # a field that does not exist is answered with 500 by server-side apply
+                if error.status not in (400, 403, 422) and "typed patch object" not in str(error):
+                    raise
+                return Refusal(
+                    "PodsRefused", f"spec.template: the API server refused the pods; correct what it names: {error}"
+                )
+            return None
+        finished = child.complete or child.failure is not None
+        completions = decision.pods if decision.pods is not None else child.completions
+        wanted = (not decision.want_pods, job.spec.active_deadline_seconds, completions)
+        found = (child.suspended, child.active_deadline_seconds, child.completions)
+        if not finished and not child.deleting and found != wanted:
+            await self._cluster.set_job(
+                job.key, suspend=wanted[0], active_deadline_seconds=wanted[1], completions=completions
+            )
+        return None
+
+    async def _save(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory) -> None:
+        """The record, before anything is done that depends on it. A conflict means another leader: stop here."""
+        if decision.keep_off:
+            return
+        stale = self._clock.monotonic() - memory.saved_at >= SAVE_SECONDS
+        memory.dirty = memory.dirty or decision.record != memory.saved
+        if not (memory.dirty and (decision.urgent or stale or memory.record_version is None)):
+            memory.saved = decision.record
+            return
+        document: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": record_name(job.key.name),
+                "namespace": job.key.namespace,
+                "labels": labels(job.key.name),
+                "ownerReferences": [owner_reference(job)],
+            },
+            "data": to_data(decision.record, decision.order, decision.result),
+        }
+        try:
+            memory.record_version = await self._cluster.save_config_map(document, memory.record_version)
+        except ApiError:
+            memory.saved = None
+            raise
+        memory.saved, memory.dirty = decision.record, False
+        memory.saved_at = self._clock.monotonic()
+        for pod in facts.departed:
+            memory.departed.pop(pod.uid, None)
+
+
+def _event_name(job: TrainingJob, reason: str, message: str, attempt: int) -> str:
+    """The same event has the same name, so that a repeated reconcile does not post it twice."""
+    digest = hashlib.sha256(f"{job.uid}:{job.generation}:{attempt}:{reason}:{message}".encode()).hexdigest()[:16]
+    return f"{job.key.name}.{digest}"
