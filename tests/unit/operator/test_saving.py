@@ -22,7 +22,7 @@ from cost_aware_operator.control.policy.checkpoint_interval import (
 from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.control.reading.run_record import Saves
-from cost_aware_operator.costs.advice.fault_tolerance import node_hazard
+from cost_aware_operator.costs.tables.hazards import node_hazard
 from cost_aware_operator.ledger.ledger import LedgerState
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan, planning_key
 from cost_aware_operator.workload.order import run_order

@@ -10,7 +10,6 @@ import math
 import socket
 import statistics
 import time
-from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from cost_aware_trainer.contract import LinkLevel
 from cost_aware_trainer.distributed.collectives import Ranks
+from cost_aware_trainer.telemetry.metrics import LinkFacts
 
 BUDGET_SECONDS = 0.2
 """Of one level. A size that would not fit in what is left is not tried, so that a slow link takes no longer than a fast one."""
@@ -25,15 +25,6 @@ SIZES_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 23)
 REPEATS = 5
 
 _HOST_BYTES = 256
-
-
-@dataclass(frozen=True)
-class LinkFacts:
-    """One level's links, medians over its pairs: seconds that a message waits, one rank's bytes a second, and the pairs."""
-
-    latency_seconds: float
-    bytes_per_second: float
-    pairs: int
 
 
 def probe_links(

@@ -7,7 +7,7 @@ ever seeing a whole tensor.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +20,6 @@ from cost_aware_trainer.distributed.layout import Box, Shape, tensor_dimension
 from cost_aware_trainer.distributed.mesh import Mesh
 from cost_aware_trainer.state.manifests import TensorFacts
 from cost_aware_trainer.telemetry.traffic import Axis
-from cost_aware_trainer.training.model_part import Replica
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 RESIDUAL = "residual."
@@ -61,11 +60,11 @@ def allocate_moments(optimizer: torch.optim.Optimizer, held: list[Held]) -> None
             state[moment] = torch.zeros_like(item.parameter, memory_format=torch.preserve_format)
 
 
-def parts_of(replica: Replica, optimizer: torch.optim.Optimizer, parameters: Mapping[str, Shape]) -> list[Part]:
+def parts_of(held: Sequence[Held], optimizer: torch.optim.Optimizer, parameters: Mapping[str, Shape]) -> list[Part]:
     """This rank's part of the state, in place: writing to `values` changes the run."""
     parts: list[Part] = []
     scalar = Box((), ())
-    for item in replica.held:
+    for item in held:
         state, name = optimizer.state[item.parameter], item.name
         shape = parameters[name]
         parts.append(Part(f"model.{name}", item.value, item.box, shape, name, item.is_copy))

@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
@@ -23,7 +24,6 @@ from cost_aware_trainer.contract import (
     Phase,
     Stage,
 )
-from cost_aware_trainer.distributed.probe import LinkFacts
 from cost_aware_trainer.telemetry.phases import Lap
 
 logger = logging.getLogger(__name__)
@@ -58,6 +58,15 @@ _MORE_LABELS = {
     Metric.LINK_BANDWIDTH: ("level",),
 }
 _COUNTERS = frozenset(metric for metric in Metric if metric.endswith("_total"))
+
+
+@dataclass(frozen=True)
+class LinkFacts:
+    """One level's links, medians over its pairs: seconds that a message waits, one rank's bytes a second, and the pairs."""
+
+    latency_seconds: float
+    bytes_per_second: float
+    pairs: int
 
 
 class RankMetrics:

@@ -25,13 +25,13 @@ PRELOADED = (
     "torch.distributed.launcher.api",
     "torch._dynamo",
     "torch.distributed.checkpoint",
-    "cost_aware_trainer.__main__",
+    "cost_aware_trainer.training.rank",
 )
 
 
 def run_rank(arguments: list[str]) -> int:
     """A rank, in a process that torchrun has forked and given its environment; the trainer's exit code if it is not 0."""
-    from cost_aware_trainer.__main__ import main
+    from cost_aware_trainer.training.rank import main
 
     sys.argv = ["cost_aware_trainer", *arguments]
     code: int | None = main(arguments)

@@ -47,7 +47,7 @@ class Arrangement:
 
     def parts(self) -> list[Part]:
         """This rank's part of the run's state, in place."""
-        return parts_of(self._replica, self._optimizer, self._shapes)
+        return parts_of(self._replica.held, self._optimizer, self._shapes)
 
     def positions(self, step: int) -> Iterator[Uint64Array]:
         """Global positions of this replica's samples of a step (counted from 0), by micro-batch."""

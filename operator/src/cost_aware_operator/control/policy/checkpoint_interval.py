@@ -6,9 +6,9 @@ from cost_aware_operator.api.spec import CapacityType
 from cost_aware_operator.control.policy.accounting import current_samples
 from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.control.reading.run_record import Saves
-from cost_aware_operator.costs.advice.fault_tolerance import node_hazard
 from cost_aware_operator.costs.models.goodput import optimal_interval
 from cost_aware_operator.costs.search.three_d import checkpointing
+from cost_aware_operator.costs.tables.hazards import node_hazard
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space
 from cost_aware_trainer.contract import Phase
 

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_aware_operator.costs.advice.fault_tolerance import node_hazard
 from cost_aware_operator.costs.checks import AnalysisError, count, not_negative, positive, share
 from cost_aware_operator.costs.models.layout import Recompute, Sharding
 from cost_aware_operator.costs.models.model_parallel import GIB, DecoderShape
 from cost_aware_operator.costs.models.pipeline import Schedule
 from cost_aware_operator.costs.models.predict import Machine
 from cost_aware_operator.costs.tables.hardware import Precision
+from cost_aware_operator.costs.tables.hazards import node_hazard
 
 MICRO_BATCH_CAP = 64
 """No larger micro-batch is tried: beyond it products are as efficient as they get."""
