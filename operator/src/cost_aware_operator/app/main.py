@@ -24,7 +24,7 @@ from kubernetes.aio.leaderelection import electionconfig, leaderelection
 
 from cost_aware_operator.adapters.clock import SystemClock
 from cost_aware_operator.adapters.files import defaults_file, price_file
-from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, connect
+from cost_aware_operator.adapters.kubernetes import KubernetesCluster, connect
 from cost_aware_operator.adapters.lease import Lease
 from cost_aware_operator.adapters.prometheus import PrometheusSource
 from cost_aware_operator.adapters.ranks import Ranks
@@ -39,6 +39,7 @@ from cost_aware_operator.control.memory import Memories
 from cost_aware_operator.control.queue import KeyedQueue
 from cost_aware_operator.control.reconcile import Reconciler
 from cost_aware_operator.control.work import work
+from cost_aware_operator.engines.cluster import ApiError
 
 logger = logging.getLogger("cost_aware_operator")
 LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS = 15, 10, 2
@@ -52,7 +53,7 @@ class Operator:
     def __init__(self, settings: Settings, api: client.ApiClient, session: aiohttp.ClientSession) -> None:
         self.settings = settings
         self.clock = SystemClock()
-        self.cluster = Cluster(api)
+        self.cluster = KubernetesCluster(api)
         self.queue: KeyedQueue[JobKey] = KeyedQueue(self.clock.monotonic)
         self.memories = Memories()
         self.telemetry = Telemetry(lambda: len(self.queue), lambda: self.queue.oldest_seconds)
@@ -119,7 +120,7 @@ class Operator:
         stored = await self.cluster.secret_value(self.settings.namespace, self.settings.key_secret, "key", made)
         return Reconciler(
             cluster=self.cluster,
-            ranks=self._ranks,
+            agents=self._ranks,
             gatherer=Gatherer(
                 self.cluster,
                 self._ranks,

@@ -10,9 +10,7 @@ from typing import Protocol
 
 from cost_aware_operator.adapters.clock import Clock
 from cost_aware_operator.adapters.files import WatchedFile
-from cost_aware_operator.adapters.kubernetes import Cluster, owner_uids
-from cost_aware_operator.adapters.ranks import Ranks
-from cost_aware_operator.adapters.source import MetricsSource
+from cost_aware_operator.adapters.source import Agents, MetricsSource
 from cost_aware_operator.adjusting.capacity import nodes_lost
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.api.spec import AdjustPolicy
@@ -23,6 +21,7 @@ from cost_aware_operator.control.memory import Memory
 from cost_aware_operator.control.record import RunRecord, from_data
 from cost_aware_operator.control.slow import stragglers_under
 from cost_aware_operator.costs.prices import PriceBook
+from cost_aware_operator.engines.cluster import Cluster, owner_uids
 from cost_aware_operator.observing.samples import Scrape
 from cost_aware_operator.planning.space import resources_of
 from cost_aware_operator.workload.defaults import PodDefaults
@@ -103,7 +102,7 @@ class Gatherer:
     def __init__(
         self,
         cluster: Cluster,
-        ranks: Ranks,
+        agents: Agents,
         source: MetricsSource,
         nodes: Nodes,
         prices: WatchedFile[PriceBook],
@@ -112,7 +111,7 @@ class Gatherer:
         scrape_interval_seconds: float = 5.0,
     ) -> None:
         self._cluster = cluster
-        self._ranks = ranks
+        self._agents = agents
         self._source = source
         self._scrape_interval_seconds = scrape_interval_seconds
         self._nodes = nodes
@@ -141,7 +140,7 @@ class Gatherer:
         departed = tuple(p for uid, p in memory.departed.items() if uid not in {p.uid for p in pods})
         names = {p.node for p in (*pods, *departed) if p.node}
         nodes = {name: node for name in names if (node := await self._nodes.get(name)) is not None}
-        agents = await self._ranks.statuses(pods)
+        agents = await self._agents.statuses(pods)
         await self._scrape(job, pods, memory, record.attempt)
         vanished = record.ledger.without_end() - {p.uid for p in (*pods, *departed)}
         if result is None:
@@ -166,7 +165,7 @@ class Gatherer:
             scrapes=tuple(memory.scrapes),
             scrape_interval_seconds=self._scrape_interval_seconds,
             cluster_nodes=await self._cluster_nodes(job, record, memory, nodes.values(), priority_of(pods)),
-            told_ends=await self._ranks.ends([p for p in pods if p.uid in agents]) if vanished else {},
+            told_ends=await self._agents.ends([p for p in pods if p.uid in agents]) if vanished else {},
             unheard=tuple(
                 Unheard(rank, why, self._clock.monotonic() - since)
                 for rank, (since, why) in sorted(memory.unheard.items())

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
-from cost_aware_operator.adapters.kubernetes import ApiError, ConflictError
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.control.queue import KeyedQueue
+from cost_aware_operator.engines.cluster import ApiError, ConflictError
 
 logger = logging.getLogger(__name__)
 RECONCILE_TIMEOUT_SECONDS = 120.0
