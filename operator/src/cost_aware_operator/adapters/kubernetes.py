@@ -11,9 +11,16 @@ import aiohttp
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 
-from cost_aware_operator.api import API_VERSION, FIELD_OWNER, GROUP, KIND, PLURAL, VERSION
+from cost_aware_operator.api import FIELD_OWNER, GROUP, KIND, PLURAL, VERSION
 from cost_aware_operator.api.job import JobKey, JobReference
-from cost_aware_operator.engines.cluster import ApiError, ConflictError, StoredData, owner_uids
+from cost_aware_operator.engines.cluster import (
+    ApiError,
+    ConflictError,
+    StoredData,
+    event_document,
+    owner_uids,
+    status_document,
+)
 
 REQUEST_TIMEOUT_SECONDS = 15.0
 APPLY = "application/apply-patch+yaml"
@@ -212,17 +219,7 @@ class KubernetesCluster:
             ConflictError: the job is not the one that was read any more; its status would be about something else.
         """
         path = f"{_PATHS[KIND].format(quote(job.key.namespace))}/{quote(job.key.name)}/status"
-        document = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            # the version makes the write fail rather than land on a changed manifest or a new job of the same name
-            "metadata": {
-                "name": job.key.name,
-                "namespace": job.key.namespace,
-                "resourceVersion": job.resource_version,
-            },
-            "status": status,
-        }
+        document = status_document(job, status)
         await self._call("PATCH", path, document, APPLY, fieldManager=FIELD_OWNER, force="true")
 
     async def delete(self, kind: str, key: JobKey, uid: str) -> None:
@@ -257,25 +254,7 @@ class KubernetesCluster:
         self, job: JobReference, reason: str, message: str, *, warning: bool, at: str, name: str
     ) -> None:
         """A Kubernetes event about a job; posting the same name twice is harmless."""
-        reference = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "name": job.key.name,
-            "namespace": job.key.namespace,
-            "uid": job.uid,
-        }
-        document = {
-            "metadata": {"name": name, "namespace": job.key.namespace},
-            "involvedObject": reference,
-            "reason": reason,
-            "message": message[:1024],
-            "type": "Warning" if warning else "Normal",
-            "source": {"component": FIELD_OWNER},
-            "reportingComponent": FIELD_OWNER,
-            "firstTimestamp": at,
-            "lastTimestamp": at,
-            "count": 1,
-        }
+        document = event_document(job, reason, message, warning=warning, at=at, name=name)
         try:
             await self._call("POST", f"api/v1/namespaces/{quote(job.key.namespace)}/events", document)
         except ConflictError:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from cost_aware_operator.api import API_VERSION, FIELD_OWNER, KIND
 from cost_aware_operator.api.job import JobKey, JobReference
 
 
@@ -36,6 +37,34 @@ class StoredData:
 def owner_uids(document: Mapping[str, Any]) -> frozenset[str]:
     """The uids of an object's owners."""
     return frozenset(r["uid"] for r in document["metadata"].get("ownerReferences") or ())
+
+
+def status_document(job: JobReference, status: Mapping[str, Any]) -> dict[str, Any]:
+    """What is applied to write a status."""
+    # the version makes the write fail rather than land on a changed manifest or a new job of the same name
+    metadata = {"name": job.key.name, "namespace": job.key.namespace, "resourceVersion": job.resource_version}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "status": status}
+
+
+def event_document(
+    job: JobReference, reason: str, message: str, *, warning: bool, at: str, name: str
+) -> dict[str, Any]:
+    """An event about a job; `at` is a time of the API."""
+    about = {"apiVersion": API_VERSION, "kind": KIND, "name": job.key.name, "namespace": job.key.namespace}
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": name, "namespace": job.key.namespace},
+        "involvedObject": {**about, "uid": job.uid},
+        "reason": reason,
+        "message": message[:1024],
+        "type": "Warning" if warning else "Normal",
+        "source": {"component": FIELD_OWNER},
+        "reportingComponent": FIELD_OWNER,
+        "firstTimestamp": at,
+        "lastTimestamp": at,
+        "count": 1,
+    }
 
 
 class Cluster(Protocol):
