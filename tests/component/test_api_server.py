@@ -10,17 +10,18 @@ import pytest
 import pytest_asyncio
 from tests.support.cluster import LAST_WORKER, Space, manifest
 
-from cost_aware_operator.api.job import JobKey, TrainingJob
-from cost_aware_operator.engines.kubernetes.client import ApiError, Cluster, ConflictError, connect
+from cost_aware_operator.api.job import JobKey, JobReference, TrainingJob
+from cost_aware_operator.engines.cluster import ApiError, ConflictError
+from cost_aware_operator.engines.kubernetes.client import KubernetesCluster, connect
 from cost_aware_operator.workload.usage import pod_use
 
 pytestmark = pytest.mark.cluster
 
 
 @pytest_asyncio.fixture
-async def api(space: Space) -> AsyncIterator[Cluster]:
+async def api(space: Space) -> AsyncIterator[KubernetesCluster]:
     client = await connect(space.cluster.kubeconfig)
-    yield Cluster(client)
+    yield KubernetesCluster(client)
     await client.close()
 
 
@@ -29,7 +30,7 @@ def record(space: Space, name: str, text: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"record.json": text}}
 
 
-async def test_a_second_leader_cannot_overwrite_what_it_has_not_read(api: Cluster, space: Space) -> None:
+async def test_a_second_leader_cannot_overwrite_what_it_has_not_read(api: KubernetesCluster, space: Space) -> None:
     version = await api.save_config_map(record(space, "fenced", "first"), None)
     with pytest.raises(ConflictError):
         await api.save_config_map(record(space, "fenced", "other"), None)
@@ -41,13 +42,15 @@ async def test_a_second_leader_cannot_overwrite_what_it_has_not_read(api: Cluste
     assert (stored.data["record.json"], stored.resource_version) == ("second", newer)
 
 
-async def read(api: Cluster, space: Space, name: str) -> TrainingJob:
+async def read(api: KubernetesCluster, space: Space, name: str) -> JobReference:
     document = await api.training_job(JobKey(space.name, name))
     assert document is not None
-    return TrainingJob.parse(document)
+    return TrainingJob.parse(document).reference
 
 
-async def test_a_status_never_lands_on_a_changed_job_or_on_a_new_one_of_an_old_name(api: Cluster, space: Space) -> None:
+async def test_a_status_never_lands_on_a_changed_job_or_on_a_new_one_of_an_old_name(
+    api: KubernetesCluster, space: Space
+) -> None:
     space.submit(manifest("reborn", managedBy="example.com/other"))
     old = await read(api, space, "reborn")
     space.patch("reborn", {"suspend": True})
@@ -62,14 +65,14 @@ async def test_a_status_never_lands_on_a_changed_job_or_on_a_new_one_of_an_old_n
     assert "state" not in space.status("reborn")
 
 
-async def test_a_status_that_leaves_a_field_out_removes_it(api: Cluster, space: Space) -> None:
+async def test_a_status_that_leaves_a_field_out_removes_it(api: KubernetesCluster, space: Space) -> None:
     space.submit(manifest("shrinking", managedBy="example.com/other"))
     await api.write_status(await read(api, space, "shrinking"), {"state": "Running", "attempt": 3})
     await api.write_status(await read(api, space, "shrinking"), {"state": "Running"})
     assert space.status("shrinking")["attempt"] == 0, "the schema's default"
 
 
-async def test_what_is_not_there_is_none_and_deleting_it_is_no_error(api: Cluster, space: Space) -> None:
+async def test_what_is_not_there_is_none_and_deleting_it_is_no_error(api: KubernetesCluster, space: Space) -> None:
     key = JobKey(space.name, "nothing")
     assert await api.training_job(key) is None
     assert await api.child_job(key) is None
@@ -77,7 +80,7 @@ async def test_what_is_not_there_is_none_and_deleting_it_is_no_error(api: Cluste
     await api.delete("Job", key, "00000000-0000-0000-0000-000000000000")
 
 
-async def test_an_event_posted_twice_is_there_once(api: Cluster, space: Space) -> None:
+async def test_an_event_posted_twice_is_there_once(api: KubernetesCluster, space: Space) -> None:
     space.submit(manifest("told", managedBy="example.com/other"))
     job = await read(api, space, "told")
     for _ in range(2):
@@ -85,7 +88,9 @@ async def test_an_event_posted_twice_is_there_once(api: Cluster, space: Space) -
     assert space.events("told") == ["Normal Tested: once"]
 
 
-async def test_a_server_that_cannot_be_reached_is_an_api_error_without_a_code(api: Cluster, space: Space) -> None:
+async def test_a_server_that_cannot_be_reached_is_an_api_error_without_a_code(
+    api: KubernetesCluster, space: Space
+) -> None:
     api._api.configuration.host = "https://127.0.0.1:1"  # the fault that a test can make
     with pytest.raises(ApiError) as raised:
         await api.training_job(JobKey(space.name, "any"))
@@ -93,7 +98,7 @@ async def test_a_server_that_cannot_be_reached_is_an_api_error_without_a_code(ap
 
 
 async def test_pods_of_all_namespaces_on_a_node_are_those_that_still_take_something_of_it(
-    api: Cluster, space: Space
+    api: KubernetesCluster, space: Space
 ) -> None:
     asked = {"requests": {"cpu": "30m", "memory": "16Mi"}}
     narrow = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}

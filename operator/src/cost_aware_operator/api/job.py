@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -22,6 +23,23 @@ class JobKey:
 
 
 @dataclass(frozen=True)
+class JobReference:
+    """One version of one job: what a write about it needs to know, whether or not its manifest could be read."""
+
+    key: JobKey
+    uid: str
+    resource_version: str
+
+    @classmethod
+    def to(cls, document: Mapping[str, Any]) -> JobReference:
+        """A reference to what the API server answered."""
+        metadata = document["metadata"]
+        return cls(
+            JobKey(metadata["namespace"], metadata["name"]), metadata["uid"], metadata.get("resourceVersion", "")
+        )
+
+
+@dataclass(frozen=True)
 class TrainingJob:
     """A CostAwareTrainingJob as it was read from the API server.
 
@@ -35,6 +53,11 @@ class TrainingJob:
     created_at: datetime
     spec: JobSpec
     status: JobStatus
+
+    @property
+    def reference(self) -> JobReference:
+        """The job as writes name it."""
+        return JobReference(self.key, self.uid, self.resource_version)
 
     @classmethod
     def parse(cls, document: dict[str, Any]) -> TrainingJob:

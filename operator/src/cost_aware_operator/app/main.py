@@ -32,7 +32,8 @@ from cost_aware_operator.control.loop.reconcile import Reconciler
 from cost_aware_operator.control.loop.worker import work
 from cost_aware_operator.control.reading.gather import CachedNodes, Gatherer
 from cost_aware_operator.control.reading.memory import Memories
-from cost_aware_operator.engines.kubernetes.client import ApiError, Cluster, connect
+from cost_aware_operator.engines.cluster import ApiError
+from cost_aware_operator.engines.kubernetes.client import KubernetesCluster, connect
 from cost_aware_operator.engines.kubernetes.lease import Lease
 from cost_aware_operator.sources.clock import SystemClock
 from cost_aware_operator.sources.files import defaults_file, price_file
@@ -52,7 +53,7 @@ class Operator:
     def __init__(self, settings: Settings, api: client.ApiClient, session: aiohttp.ClientSession) -> None:
         self.settings = settings
         self.clock = SystemClock()
-        self.cluster = Cluster(api)
+        self.cluster = KubernetesCluster(api)
         self.queue: KeyedQueue[JobKey] = KeyedQueue(self.clock.monotonic)
         self.memories = Memories()
         self.telemetry = Telemetry(lambda: len(self.queue), lambda: self.queue.oldest_seconds)
@@ -119,7 +120,7 @@ class Operator:
         stored = await self.cluster.secret_value(self.settings.namespace, self.settings.key_secret, "key", made)
         return Reconciler(
             cluster=self.cluster,
-            ranks=self._ranks,
+            agents=self._ranks,
             gatherer=Gatherer(
                 self.cluster,
                 self._ranks,

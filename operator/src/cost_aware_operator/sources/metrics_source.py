@@ -1,14 +1,16 @@
-"""What a source of the ranks' metrics answers, whichever it is."""
+"""What is asked of pods' agents, and of a source of the ranks' metrics, whichever they are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Protocol
 
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.workload.views import PodView
+from cost_aware_trainer.contract import AgentStatus, Release, RunOrder
 
 
 def rank_name(rank: int, pod: PodView) -> str:
@@ -23,6 +25,22 @@ class Answers:
     samples: Mapping[str, tuple[RankSample, ...]] = field(default_factory=dict)
     unheard: Mapping[str, str] = field(default_factory=dict)
     age_seconds: float = 0.0
+
+
+class Agents(Protocol):
+    """The pods' agents: what they tell, and what they are told. Bounded in time and size; who is silent is left out."""
+
+    async def statuses(self, pods: Iterable[PodView]) -> Mapping[str, AgentStatus]:
+        """Statuses of usable pods' agents by pod uid; who does not answer is left out."""
+
+    async def ends(self, pods: Iterable[PodView]) -> Mapping[str, datetime]:
+        """When pods of a job ended, by uid, as one of a few that live can tell; the first that answers is believed."""
+
+    async def order(self, pods: Iterable[PodView], order: RunOrder, token: str) -> None:
+        """Tells agents of an attempt. Who does not hear it is told again at the next reconcile."""
+
+    async def release(self, pods: Iterable[PodView], release: Release, token: str) -> None:
+        """Lets pods go."""
 
 
 class MetricsSource(Protocol):

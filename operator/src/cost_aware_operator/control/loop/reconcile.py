@@ -18,10 +18,11 @@ from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.control.reading.gather import Gatherer, in_the_way
 from cost_aware_operator.control.reading.memory import Memories, Memory
 from cost_aware_operator.control.reading.run_record import to_data
-from cost_aware_operator.engines.kubernetes.client import ApiError, Cluster
+from cost_aware_operator.engines.cluster import ApiError, Cluster
 from cost_aware_operator.planning.plan import Refusal
 from cost_aware_operator.sources.clock import Clock
-from cost_aware_operator.sources.rank_endpoints import Ranks, token
+from cost_aware_operator.sources.metrics_source import Agents
+from cost_aware_operator.sources.rank_endpoints import token
 from cost_aware_operator.workload.job import indexed_job, secret, service
 from cost_aware_operator.workload.names import labels, owner_reference, record_name
 from cost_aware_trainer.contract import Release
@@ -40,7 +41,7 @@ class Reconciler:
     def __init__(
         self,
         cluster: Cluster,
-        ranks: Ranks,
+        agents: Agents,
         gatherer: Gatherer,
         memories: Memories,
         clock: Clock,
@@ -49,7 +50,7 @@ class Reconciler:
         forgotten: Callable[[JobKey], None],
     ) -> None:
         self._cluster = cluster
-        self._ranks = ranks
+        self._agents = agents
         self._gatherer = gatherer
         self._memories = memories
         self._clock = clock
@@ -95,20 +96,22 @@ class Reconciler:
         if decision.tell and decision.order is not None:
             # written again with every attempt: should the operator's key have changed, running agents learn of it
             await self._cluster.apply(secret(job, secret_token))
-            await self._ranks.order([pods[uid] for uid in decision.tell], decision.order, secret_token)
+            await self._agents.order([pods[uid] for uid in decision.tell], decision.order, secret_token)
         if decision.release:
             release = Release(attempt=decision.record.attempt, complete=True)
-            await self._ranks.release([pods[uid] for uid in decision.release], release, secret_token)
+            await self._agents.release([pods[uid] for uid in decision.release], release, secret_token)
         for uid in decision.evict:
             await self._evict(job, pods[uid].name, uid)
         status = decision.status.to_document()
         if status != job.status.to_document():
-            await self._cluster.write_status(job, status)
+            await self._cluster.write_status(job.reference, status)
         self._published(job, decision)
         for event in decision.events:
             name = _event_name(job, event.reason, event.message, decision.record.attempt)
             at = facts.now.strftime("%Y-%m-%dT%H:%M:%SZ")
-            await self._cluster.post_event(job, event.reason, event.message, warning=event.warning, at=at, name=name)
+            await self._cluster.post_event(
+                job.reference, event.reason, event.message, warning=event.warning, at=at, name=name
+            )
         if decision.delete_job:
             await self._cluster.delete(KIND, job.key, job.uid)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.control.loop.queue import KeyedQueue
-from cost_aware_operator.engines.kubernetes.client import ApiError, ConflictError
+from cost_aware_operator.engines.cluster import ApiError, ConflictError
 
 logger = logging.getLogger(__name__)
 RECONCILE_TIMEOUT_SECONDS = 120.0

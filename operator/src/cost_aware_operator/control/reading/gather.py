@@ -18,13 +18,12 @@ from cost_aware_operator.control.reading.facts import Facts, MissingClaim, Unhea
 from cost_aware_operator.control.reading.memory import Memory
 from cost_aware_operator.control.reading.run_record import RunRecord, from_data
 from cost_aware_operator.costs.tables.prices import PriceBook
-from cost_aware_operator.engines.kubernetes.client import Cluster, owner_uids
+from cost_aware_operator.engines.cluster import Cluster, owner_uids
 from cost_aware_operator.observing.samples import Scrape
 from cost_aware_operator.planning.space import resources_of
 from cost_aware_operator.sources.clock import Clock
 from cost_aware_operator.sources.files import WatchedFile
-from cost_aware_operator.sources.metrics_source import MetricsSource
-from cost_aware_operator.sources.rank_endpoints import Ranks
+from cost_aware_operator.sources.metrics_source import Agents, MetricsSource
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.names import labels, record_name
 from cost_aware_operator.workload.placement import could_take
@@ -103,7 +102,7 @@ class Gatherer:
     def __init__(
         self,
         cluster: Cluster,
-        ranks: Ranks,
+        agents: Agents,
         source: MetricsSource,
         nodes: Nodes,
         prices: WatchedFile[PriceBook],
@@ -112,7 +111,7 @@ class Gatherer:
         scrape_interval_seconds: float = 5.0,
     ) -> None:
         self._cluster = cluster
-        self._ranks = ranks
+        self._agents = agents
         self._source = source
         self._scrape_interval_seconds = scrape_interval_seconds
         self._nodes = nodes
@@ -141,7 +140,7 @@ class Gatherer:
         departed = tuple(p for uid, p in memory.departed.items() if uid not in {p.uid for p in pods})
         names = {p.node for p in (*pods, *departed) if p.node}
         nodes = {name: node for name in names if (node := await self._nodes.get(name)) is not None}
-        agents = await self._ranks.statuses(pods)
+        agents = await self._agents.statuses(pods)
         await self._scrape(job, pods, memory, record.attempt)
         vanished = record.ledger.without_end() - {p.uid for p in (*pods, *departed)}
         if result is None:
@@ -166,7 +165,7 @@ class Gatherer:
             scrapes=tuple(memory.scrapes),
             scrape_interval_seconds=self._scrape_interval_seconds,
             cluster_nodes=await self._cluster_nodes(job, record, memory, nodes.values(), priority_of(pods)),
-            told_ends=await self._ranks.ends([p for p in pods if p.uid in agents]) if vanished else {},
+            told_ends=await self._agents.ends([p for p in pods if p.uid in agents]) if vanished else {},
             unheard=tuple(
                 Unheard(rank, why, self._clock.monotonic() - since)
                 for rank, (since, why) in sorted(memory.unheard.items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -12,8 +11,16 @@ import aiohttp
 from kubernetes.aio import client, config
 from kubernetes.aio.client.exceptions import ApiException
 
-from cost_aware_operator.api import API_VERSION, FIELD_OWNER, GROUP, KIND, PLURAL, VERSION
-from cost_aware_operator.api.job import JobKey, TrainingJob
+from cost_aware_operator.api import FIELD_OWNER, GROUP, KIND, PLURAL, VERSION
+from cost_aware_operator.api.job import JobKey, JobReference
+from cost_aware_operator.engines.cluster import (
+    ApiError,
+    ConflictError,
+    StoredData,
+    event_document,
+    owner_uids,
+    status_document,
+)
 
 REQUEST_TIMEOUT_SECONDS = 15.0
 APPLY = "application/apply-patch+yaml"
@@ -29,27 +36,6 @@ _PATHS = {
     "Lease": "apis/coordination.k8s.io/v1/namespaces/{}/leases",
     KIND: f"apis/{GROUP}/{VERSION}/namespaces/{{}}/{PLURAL}",
 }
-
-
-class ApiError(Exception):
-    """The API server refused or could not be reached. `status` is the HTTP code, 0 without an answer."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"{status}: {message}" if status else message)
-        self.status = status
-
-
-class ConflictError(ApiError):
-    """Somebody else wrote the object first (409)."""
-
-
-@dataclass(frozen=True)
-class StoredData:
-    """A ConfigMap's data with the version it was read at, for a write that fails if somebody wrote in between."""
-
-    data: Mapping[str, str]
-    resource_version: str
-    owner_uids: frozenset[str]
 
 
 async def connect(kubeconfig: str | None = None) -> client.ApiClient:
@@ -71,11 +57,6 @@ async def connect(kubeconfig: str | None = None) -> client.ApiClient:
     return client.ApiClient()
 
 
-def owner_uids(document: Mapping[str, Any]) -> frozenset[str]:
-    """The uids of an object's owners."""
-    return frozenset(r["uid"] for r in document["metadata"].get("ownerReferences") or ())
-
-
 def default_namespace() -> str:
     """The namespace of the kubeconfig's current context, as kubectl takes it."""
     try:
@@ -85,8 +66,8 @@ def default_namespace() -> str:
     return str(current["context"].get("namespace") or "default")
 
 
-class Cluster:
-    """All calls that the operator makes to the API server."""
+class KubernetesCluster:
+    """The Cluster of a Kubernetes API server."""
 
     def __init__(self, api: client.ApiClient) -> None:
         self._api = api
@@ -231,24 +212,14 @@ class Cluster:
             spec |= {"completions": completions, "parallelism": completions}
         await self._call("PATCH", path, {"spec": spec}, MERGE, fieldManager=FIELD_OWNER)
 
-    async def write_status(self, job: TrainingJob, status: Mapping[str, Any]) -> None:
+    async def write_status(self, job: JobReference, status: Mapping[str, Any]) -> None:
         """The whole status, by server-side apply on the subresource: what is left out is removed.
 
         Raises:
             ConflictError: the job is not the one that was read any more; its status would be about something else.
         """
         path = f"{_PATHS[KIND].format(quote(job.key.namespace))}/{quote(job.key.name)}/status"
-        document = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            # the version makes the write fail rather than land on a changed manifest or a new job of the same name
-            "metadata": {
-                "name": job.key.name,
-                "namespace": job.key.namespace,
-                "resourceVersion": job.resource_version,
-            },
-            "status": status,
-        }
+        document = status_document(job, status)
         await self._call("PATCH", path, document, APPLY, fieldManager=FIELD_OWNER, force="true")
 
     async def delete(self, kind: str, key: JobKey, uid: str) -> None:
@@ -280,28 +251,10 @@ class Cluster:
                 raise
 
     async def post_event(
-        self, job: TrainingJob, reason: str, message: str, *, warning: bool, at: str, name: str
+        self, job: JobReference, reason: str, message: str, *, warning: bool, at: str, name: str
     ) -> None:
         """A Kubernetes event about a job; posting the same name twice is harmless."""
-        reference = {
-            "apiVersion": API_VERSION,
-            "kind": KIND,
-            "name": job.key.name,
-            "namespace": job.key.namespace,
-            "uid": job.uid,
-        }
-        document = {
-            "metadata": {"name": name, "namespace": job.key.namespace},
-            "involvedObject": reference,
-            "reason": reason,
-            "message": message[:1024],
-            "type": "Warning" if warning else "Normal",
-            "source": {"component": FIELD_OWNER},
-            "reportingComponent": FIELD_OWNER,
-            "firstTimestamp": at,
-            "lastTimestamp": at,
-            "count": 1,
-        }
+        document = event_document(job, reason, message, warning=warning, at=at, name=name)
         try:
             await self._call("POST", f"api/v1/namespaces/{quote(job.key.namespace)}/events", document)
         except ConflictError:
