@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cost_aware_operator.costs.models.calibrate import Observation
+from cost_aware_operator.costs.models.calibrate import MeasuredStep
 from cost_aware_operator.costs.models.compute import Parameters, model_flops
 from cost_aware_operator.costs.request.questions import Question, read
 
@@ -40,9 +40,9 @@ class Measured:
         layout, shape = self.question.layout, self.question.shape
         return (self.source, shape, self.gpu.split("(")[0], layout.ranks, layout.global_batch, layout.precision)
 
-    def observation(self, weight: float = 1.0) -> Observation:
+    def observation(self, weight: float = 1.0) -> MeasuredStep:
         q = self.question
-        return Observation(q.shape, q.machine, q.layout, self.step_seconds, weight)
+        return MeasuredStep(q.shape, q.machine, q.layout, self.step_seconds, weight)
 
 
 @cache

@@ -15,7 +15,7 @@ from cost_aware_operator.adjusting.adjuster import DynamicParallelismAdjuster
 from cost_aware_operator.adjusting.calibration import Measured, calibrated
 from cost_aware_operator.adjusting.candidates import layout_of
 from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, plan_key
-from cost_aware_operator.adjusting.situation import Action, Settings, Situation, Verdict, Window
+from cost_aware_operator.adjusting.situation import Action, AdjustSettings, Situation, Verdict, Window
 from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.costs.models.parameters import FITTED
 from cost_aware_operator.costs.models.predict import step_seconds
@@ -28,7 +28,7 @@ SPEC: dict[str, Any] = {
     "nodes": {"min": 1, "max": 8, "instanceTypes": ["p3.2xlarge"]},
     "template": {"resources": {"limits": {"cpu": "1", "memory": "4Gi"}}},
 }  # fmt: skip
-SETTINGS = Settings(AdjustPolicy.ACT, 0.8, 60.0, 300.0, 0.0)
+SETTINGS = AdjustSettings(AdjustPolicy.ACT, 0.8, 60.0, 300.0, 0.0)
 NODE_USD = 3.06
 
 

@@ -15,7 +15,7 @@ from tests.unit.operator.factories import BOOK, job, merged
 
 from cost_aware_operator.adjusting.changes import Kind
 from cost_aware_operator.adjusting.simulate import World, simulate
-from cost_aware_operator.adjusting.situation import Settings
+from cost_aware_operator.adjusting.situation import AdjustSettings
 from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.cli.main import main
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space, make_plan
@@ -28,7 +28,7 @@ SPEC: dict[str, Any] = {
     "nodes": {"min": 1, "max": 8, "instanceTypes": ["p3.2xlarge"]},
     "template": {"resources": {"limits": {"cpu": "1", "memory": "4Gi"}}},
 }  # fmt: skip
-ACT = Settings(AdjustPolicy.ACT, 0.8, 60.0, 300.0, 0.0)
+ACT = AdjustSettings(AdjustPolicy.ACT, 0.8, 60.0, 300.0, 0.0)
 OFF = replace(ACT, policy=AdjustPolicy.OFF)
 DEGREES = [(1, 1, 4, 4), (8, 1, 1, 8), (2, 2, 1, 4), (1, 1, 1, 1), (1, 4, 2, 8)]
 

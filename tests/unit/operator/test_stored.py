@@ -11,7 +11,7 @@ import pytest
 from cost_aware_operator.control.reading.run_record import KEY_RECORD, RunRecord, from_data, to_data
 from cost_aware_operator.observing.samples import parse_rank
 from cost_aware_trainer import contract
-from cost_aware_trainer.contract import Message, Phase, Stage
+from cost_aware_trainer.contract import LaunchStage, Message, Phase
 from cost_aware_trainer.contract.heartbeat import Pulse, read_pulses
 
 STORED = Path(__file__).parent / "golden/stored"
@@ -70,7 +70,7 @@ def test_metrics_of_a_rank_of_the_version_before_are_read() -> None:
     assert (sample.tokens, sample.model_flops, sample.communication_bytes) == (86016, 1.5e12, 2e9)
     assert (sample.memory_bytes, sample.step_seconds, sample.network_bytes_per_second) == (2**30, 2.75, 1.25e9)
     assert sample.phase_seconds == dict.fromkeys(Phase, 0.25)
-    assert sample.stage_seconds == dict.fromkeys(Stage, 0.5)
+    assert sample.stage_seconds == dict.fromkeys(LaunchStage, 0.5)
 
 
 def test_a_pulse_of_the_version_before_is_read(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from cost_aware_trainer.agent import pod_ends as words
 from cost_aware_trainer.agent.pod_ends import KEPT_SECONDS, MOST, last_words, leave_result, leave_word
-from cost_aware_trainer.agent.server import pod_ends as words
 from cost_aware_trainer.contract import (
     MAX_MESSAGE_BYTES,
     MAX_TERMINATION_BYTES,

@@ -7,8 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from cost_aware_trainer.data import stores
 from cost_aware_trainer.data.stores import FolderStore, HttpStore, StoreError, local_folder, open_store
-from cost_aware_trainer.data.token_files import Corpus, DataError, stores
+from cost_aware_trainer.data.token_files import Corpus, DataError
 
 
 class Handler(http.server.BaseHTTPRequestHandler):

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from tests.unit.trainer.test_stores import server  # noqa: F401  a fixture
 
+from cost_aware_trainer.data import streaming
 from cost_aware_trainer.data.stores import ENV_CACHE, StoreError
 from cost_aware_trainer.data.streaming import ENV_STREAM, open_data
-from cost_aware_trainer.data.token_files import Corpus, DataError, streaming
+from cost_aware_trainer.data.token_files import Corpus, DataError
 
 
 @pytest.fixture(autouse=True)

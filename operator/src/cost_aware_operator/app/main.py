@@ -39,7 +39,7 @@ from cost_aware_operator.sources.clock import SystemClock
 from cost_aware_operator.sources.files import defaults_file, price_file
 from cost_aware_operator.sources.metrics_source import MetricsSource
 from cost_aware_operator.sources.prometheus import PrometheusSource
-from cost_aware_operator.sources.rank_endpoints import Ranks
+from cost_aware_operator.sources.rank_endpoints import RankEndpoints
 
 logger = logging.getLogger("cost_aware_operator")
 LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS = 15, 10, 2
@@ -62,7 +62,7 @@ class Operator:
         self._seen: dict[JobKey, Version] = {}
         self._serving: asyncio.Task[Any] | None = None
         self._api = api
-        self._ranks = Ranks(session, settings.scrape_concurrency)
+        self._ranks = RankEndpoints(session, settings.scrape_concurrency)
         self._source: MetricsSource = (
             PrometheusSource(session, settings.prometheus_url, token_file=settings.prometheus_token_file)
             if settings.prometheus_url is not None

@@ -45,7 +45,7 @@ def token(key_material: bytes, job: JobKey, uid: str) -> str:
     return hmac.new(key_material, f"{job}:{uid}".encode(), hashlib.sha256).hexdigest()
 
 
-class Ranks:
+class RankEndpoints:
     """All pods of all jobs, over HTTP. One session; at most `concurrency` requests at a time."""
 
     def __init__(self, session: aiohttp.ClientSession, concurrency: int, timeout_seconds: float = 2.0) -> None:

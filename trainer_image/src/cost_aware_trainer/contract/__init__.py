@@ -40,6 +40,7 @@ from cost_aware_trainer.contract.protocol import AgentPhase as AgentPhase
 from cost_aware_trainer.contract.protocol import AgentStatus as AgentStatus
 from cost_aware_trainer.contract.protocol import Control as Control
 from cost_aware_trainer.contract.protocol import Launch as Launch
+from cost_aware_trainer.contract.protocol import LaunchStage as LaunchStage
 from cost_aware_trainer.contract.protocol import LinkLevel as LinkLevel
 from cost_aware_trainer.contract.protocol import Metric as Metric
 from cost_aware_trainer.contract.protocol import Phase as Phase
@@ -50,7 +51,6 @@ from cost_aware_trainer.contract.protocol import Reconfigured as Reconfigured
 from cost_aware_trainer.contract.protocol import Release as Release
 from cost_aware_trainer.contract.protocol import RunOrder as RunOrder
 from cost_aware_trainer.contract.protocol import RunResult as RunResult
-from cost_aware_trainer.contract.protocol import Stage as Stage
 from cost_aware_trainer.contract.protocol import rendezvous_port as rendezvous_port
 from cost_aware_trainer.contract.run_plan import BatchPlan as BatchPlan
 from cost_aware_trainer.contract.run_plan import CheckpointPlan as CheckpointPlan

@@ -135,7 +135,7 @@ METRIC_LABELS = ("namespace", "job", "attempt", "rank")
 """On every series; `PHASE_SECONDS` has `phase` besides, `RECONFIGURATION_SECONDS` has `stage`, and the two of links have `level`."""
 
 
-class Stage(StrEnum):
+class LaunchStage(StrEnum):
     """Where the time goes between an order and the end of the first step under it, in this order."""
 
     DRAIN = "drain"

@@ -23,7 +23,7 @@ from cost_aware_trainer.data.stores import (
     open_store,
     read_manifest,
 )
-from cost_aware_trainer.data.token_files import Corpus, MappedPart, Part, check_window
+from cost_aware_trainer.data.token_files import Corpus, MappedPart, TokenPart, check_window
 
 ENV_STREAM = "CATJ_DATA_STREAM"
 """`always`, `never`, or `auto`, which is the default: data from the network are streamed when the cache has no room for a copy."""
@@ -32,7 +32,7 @@ SPARED_BYTES = 2**30
 """Room that a copy must leave in the cache folder's file system."""
 
 
-class StreamedPart(Part):
+class StreamedPart(TokenPart):
     """A file in a store. Its size is compared with the manifest's; of its content only what is read is known."""
 
     def __init__(self, store: Store, name: str, size_bytes: int) -> None:

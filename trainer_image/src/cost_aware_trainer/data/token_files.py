@@ -113,7 +113,7 @@ def _how_to_prepare(folder: Path) -> str:
     return f"run `python -m cost_aware_trainer.data prepare --output {folder}`"
 
 
-class Part(Protocol):
+class TokenPart(Protocol):
     """One part's bytes, wherever they are."""
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class Part(Protocol):
         """The `length` bytes from each start on, as (starts, length); DataError if they cannot be had."""
 
 
-class MappedPart(Part):
+class MappedPart(TokenPart):
     """A file, mapped into memory."""
 
     def __init__(self, path: Path) -> None:
@@ -152,8 +152,8 @@ class Corpus:
     """An opened data set: both parts, and what their manifest says."""
 
     manifest: DataManifest
-    train: Part
-    heldout: Part
+    train: TokenPart
+    heldout: TokenPart
     sequence_length: int
 
     @classmethod
@@ -164,7 +164,7 @@ class Corpus:
             DataError: a part is missing, shorter than its manifest says, changed, or too small for one window.
         """
         manifest = DataManifest.read(folder)
-        parts: dict[Split, Part] = {}
+        parts: dict[Split, TokenPart] = {}
         for split in SPLITS:
             check_part(folder, split, manifest, verify_hash=verify_hashes)
             check_window(str(_part_path(folder, split)), manifest.part(split).bytes, sequence_length)
@@ -190,7 +190,7 @@ class Corpus:
         """Bytes of held-out windows as (samples, sequence_length + 1) tokens."""
         return self._gather(self.heldout, starts)
 
-    def _gather(self, part: Part, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _gather(self, part: TokenPart, starts: NDArray[np.int64]) -> NDArray[np.int64]:
         return part.windows(starts, self.sequence_length + 1).astype(np.int64)
 
 

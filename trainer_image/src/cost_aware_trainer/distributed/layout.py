@@ -115,7 +115,7 @@ def stage_layers(plan: RunPlan) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class Stage:
+class ModelStage:
     """One pipeline stage: its number, its layers' global indices, and which ends of the model it has."""
 
     index: int
@@ -132,12 +132,12 @@ class Stage:
         return self.is_last
 
 
-def all_stages(plan: RunPlan) -> list[Stage]:
+def all_stages(plan: RunPlan) -> list[ModelStage]:
     """The run's stages in the order in which data flow through them."""
-    stages: list[Stage] = []
+    stages: list[ModelStage] = []
     first_layer, count = 0, stage_count(plan)
     for index, layers in enumerate(stage_layers(plan)):
-        stages.append(Stage(index, range(first_layer, first_layer + layers), index == 0, index == count - 1))
+        stages.append(ModelStage(index, range(first_layer, first_layer + layers), index == 0, index == count - 1))
         first_layer += layers
     return stages
 
@@ -149,7 +149,7 @@ def pipeline_rank_of(stage: int, plan: RunPlan) -> int:
     return plan.degrees.pipeline - 1 - place if goes_back else place
 
 
-def stages_of(pipeline_rank: int, plan: RunPlan) -> list[Stage]:
+def stages_of(pipeline_rank: int, plan: RunPlan) -> list[ModelStage]:
     """The stages of one pipeline rank."""
     return [stage for stage in all_stages(plan) if pipeline_rank_of(stage.index, plan) == pipeline_rank]
 

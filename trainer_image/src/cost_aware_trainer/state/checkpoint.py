@@ -42,7 +42,15 @@ from cost_aware_trainer.state.manifests import (
     retain,
     write_manifest,
 )
-from cost_aware_trainer.state.state import RESIDUAL, Checksums, Part, checkpointable, copy_twins, residual_parts, staged
+from cost_aware_trainer.state.state import (
+    RESIDUAL,
+    Checksums,
+    StatePart,
+    checkpointable,
+    copy_twins,
+    residual_parts,
+    staged,
+)
 from cost_aware_trainer.state.validation import InvalidRunError
 
 logger = logging.getLogger(__name__)
@@ -55,7 +63,7 @@ class CheckpointError(RuntimeError):
 
 
 @dataclass
-class Progress:
+class RunProgress:
     """How far a run has come: its last completed step, what was trained until then, and that step's loss."""
 
     step: int = 0
@@ -189,7 +197,7 @@ class Checkpointer:
             raise InvalidRunError(first)
 
     def resume(
-        self, parts: list[Part], checksums: Checksums, shapes: dict[str, tuple[int, ...]]
+        self, parts: list[StatePart], checksums: Checksums, shapes: dict[str, tuple[int, ...]]
     ) -> CheckpointManifest | None:
         """Loads the newest good checkpoint into `parts`, the same on all ranks; None if there is none.
 
@@ -221,7 +229,7 @@ class Checkpointer:
         taken, self._residuals = self._residuals, {}
         return taken
 
-    def _load(self, manifest: CheckpointManifest, parts: list[Part], checksums: Checksums) -> None:
+    def _load(self, manifest: CheckpointManifest, parts: list[StatePart], checksums: Checksums) -> None:
         folder = self._root / folder_name(manifest.step)
         alone = self._ranks.size == 1
         try:
@@ -249,7 +257,7 @@ class Checkpointer:
         """Whether a save is still being written."""
         return self._saving is not None and not self._saving.done()
 
-    def start_save(self, progress: Progress, attempt: int, parts: list[Part], checksums: Checksums) -> None:
+    def start_save(self, progress: RunProgress, attempt: int, parts: list[StatePart], checksums: Checksums) -> None:
         """Copies the state and begins to write it; waits for an earlier save first. Every rank must call it.
 
         Raises:

@@ -17,7 +17,7 @@ from torch import Tensor
 from cost_aware_trainer.contract import Reconfiguration, RunPlan
 from cost_aware_trainer.distributed.collectives import Ranks
 from cost_aware_trainer.distributed.layout import Box, Shape, boxes_of
-from cost_aware_trainer.state.state import MOMENTS, RESIDUAL, Part, copy_twins, residual_parts
+from cost_aware_trainer.state.state import MOMENTS, RESIDUAL, StatePart, copy_twins, residual_parts
 from cost_aware_trainer.state.validation import InvalidRunError, check_plan
 
 
@@ -93,7 +93,7 @@ class Carried:
     has_residuals: bool
 
     @classmethod
-    def of(cls, plan: RunPlan, step: int, parts: list[Part], residuals: Mapping[str, Tensor]) -> Carried:
+    def of(cls, plan: RunPlan, step: int, parts: list[StatePart], residuals: Mapping[str, Tensor]) -> Carried:
         """Takes the state out of device memory; in CPU memory it stays where it is.
 
         `residuals` are what compression owes, by parameter, or empty on all ranks.
@@ -107,11 +107,11 @@ class Carried:
 
 
 def hand_over(
-    carried: Carried, new: RunPlan, parts: list[Part], shapes: Mapping[str, Shape], ranks: Ranks
+    carried: Carried, new: RunPlan, parts: list[StatePart], shapes: Mapping[str, Shape], ranks: Ranks
 ) -> dict[str, Tensor]:
     """Fills the parts of the new layout from what all ranks carry; returns its parts of residuals. Every rank must call it."""
     mine = list(moves(carried.plan, new, shapes, ranks.rank))
-    targets: dict[str, Part] = {}
+    targets: dict[str, StatePart] = {}
     for part in parts:
         targets.setdefault(part.name, part)
     for prefix, suffix in (("model.", ""), *(("optimizer.state.", f".{moment}") for moment in MOMENTS)):
@@ -129,7 +129,7 @@ def hand_over(
 
 
 def _exchange(
-    carried: Carried, mine: list[Move], targets: Mapping[str, Part], prefix: str, suffix: str, ranks: Ranks
+    carried: Carried, mine: list[Move], targets: Mapping[str, StatePart], prefix: str, suffix: str, ranks: Ranks
 ) -> None:
     """Sends all pieces of one kind, weights or one of the moments, in one exchange."""
     outgoing: list[list[Tensor]] = [[] for _ in range(ranks.size)]

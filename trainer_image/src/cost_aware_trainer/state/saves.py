@@ -6,8 +6,8 @@ import time
 
 from cost_aware_trainer.contract import Metric
 from cost_aware_trainer.distributed.collectives import Ranks
-from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError, Progress
-from cost_aware_trainer.state.state import Checksums, Part
+from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError, RunProgress
+from cost_aware_trainer.state.state import Checksums, StatePart
 from cost_aware_trainer.telemetry.metrics import RankMetrics
 
 
@@ -42,7 +42,9 @@ class PeriodicSaves:
         self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
         return False
 
-    def save(self, progress: Progress, attempt: int, parts: list[Part], checksums: Checksums, *, wait: bool) -> None:
+    def save(
+        self, progress: RunProgress, attempt: int, parts: list[StatePart], checksums: Checksums, *, wait: bool
+    ) -> None:
         """Starts a save, after the one before has ended; waits for its end where nobody may leave before it exists.
 
         Raises:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from cost_aware_trainer.data.samples import checksum_text
 from cost_aware_trainer.distributed.layout import Box
 from cost_aware_trainer.state.manifests import TensorFacts
-from cost_aware_trainer.state.state import Checksums, Part, checksum
+from cost_aware_trainer.state.state import Checksums, StatePart, checksum
 from cost_aware_trainer.state.validation import InvalidRunError
 
 
@@ -42,7 +42,7 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
                 )
 
 
-def whole_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Part]:
+def whole_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[StatePart]:
     """The state in place: `model.…` for parameters and buffers, `optimizer.state.<parameter>.…` for the optimizer's."""
     tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in model.state_dict(keep_vars=False).items()}
     for name, parameter in model.named_parameters():
@@ -52,9 +52,9 @@ def whole_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Part
     return [_whole(name, tensor.detach()) for name, tensor in tensors.items()]
 
 
-def _whole(name: str, tensor: Tensor) -> Part:
+def _whole(name: str, tensor: Tensor) -> StatePart:
     shape = tuple(tensor.shape)
-    return Part(name, tensor, Box((0,) * len(shape), shape), shape, name, is_copy=False)
+    return StatePart(name, tensor, Box((0,) * len(shape), shape), shape, name, is_copy=False)
 
 
 class WholeChecksums(Checksums):
@@ -63,7 +63,7 @@ class WholeChecksums(Checksums):
     def __init__(self) -> None:
         """Knows nothing but what it is given."""
 
-    def facts(self, state: Mapping[str, Tensor], parts: list[Part]) -> dict[str, TensorFacts]:
+    def facts(self, state: Mapping[str, Tensor], parts: list[StatePart]) -> dict[str, TensorFacts]:
         """Facts of all tensors; `state` holds staged values."""
         return {
             part.name: TensorFacts(
@@ -74,7 +74,7 @@ class WholeChecksums(Checksums):
             for part in parts
         }
 
-    def wrong(self, parts: list[Part], facts: Mapping[str, TensorFacts]) -> Iterator[str]:
+    def wrong(self, parts: list[StatePart], facts: Mapping[str, TensorFacts]) -> Iterator[str]:
         """Names of tensors that have another content than `facts` say, or that they do not name."""
         for part in parts:
             expected = facts.get(part.name)

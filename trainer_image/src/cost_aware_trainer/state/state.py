@@ -31,7 +31,7 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
-class Part:
+class StatePart:
     """One tensor of the state as far as this rank holds it: `values` is box `box` of a whole tensor of `shape`."""
 
     name: str
@@ -60,22 +60,24 @@ def allocate_moments(optimizer: torch.optim.Optimizer, held: list[Held]) -> None
             state[moment] = torch.zeros_like(item.parameter, memory_format=torch.preserve_format)
 
 
-def parts_of(held: Sequence[Held], optimizer: torch.optim.Optimizer, parameters: Mapping[str, Shape]) -> list[Part]:
+def parts_of(
+    held: Sequence[Held], optimizer: torch.optim.Optimizer, parameters: Mapping[str, Shape]
+) -> list[StatePart]:
     """This rank's part of the state, in place: writing to `values` changes the run."""
-    parts: list[Part] = []
+    parts: list[StatePart] = []
     scalar = Box((), ())
     for item in held:
         state, name = optimizer.state[item.parameter], item.name
         shape = parameters[name]
-        parts.append(Part(f"model.{name}", item.value, item.box, shape, name, item.is_copy))
+        parts.append(StatePart(f"model.{name}", item.value, item.box, shape, name, item.is_copy))
         for moment in MOMENTS:
             values = local(state[moment])
-            parts.append(Part(f"optimizer.state.{name}.{moment}", values, item.box, shape, name, item.is_copy))
-        parts.append(Part(f"optimizer.state.{name}.step", state["step"], scalar, (), name, item.is_copy))
+            parts.append(StatePart(f"optimizer.state.{name}.{moment}", values, item.box, shape, name, item.is_copy))
+        parts.append(StatePart(f"optimizer.state.{name}.step", state["step"], scalar, (), name, item.is_copy))
     return parts
 
 
-def residual_parts(parts: list[Part], residuals: Mapping[str, Tensor] | None = None) -> list[Part]:
+def residual_parts(parts: list[StatePart], residuals: Mapping[str, Tensor] | None = None) -> list[StatePart]:
     """The parts of what compression owes, one for each of the weights in `parts`: as given by parameter, or zeros to be filled."""
     return [
         replace(
@@ -88,7 +90,7 @@ def residual_parts(parts: list[Part], residuals: Mapping[str, Tensor] | None = N
     ]
 
 
-def checkpointable(parts: list[Part]) -> dict[str, Tensor]:
+def checkpointable(parts: list[StatePart]) -> dict[str, Tensor]:
     """The state as torch.distributed.checkpoint reads it: local tensors that say which box of what they are."""
     state: dict[str, Tensor] = {}
     for part in parts:
@@ -122,7 +124,7 @@ def staged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return copies
 
 
-def copy_twins(parts: list[Part]) -> None:
+def copy_twins(parts: list[StatePart]) -> None:
     """After loading: a rank's second copy of a tied embedding takes over what the first one has."""
     firsts: dict[str, Tensor] = {}
     for part in parts:
@@ -178,7 +180,7 @@ class Checksums:
         self._shapes = whole_shapes(parameters)
         self._residual_shapes = {f"{RESIDUAL}{name}": shape for name, shape in parameters.items()}
 
-    def facts(self, state: Mapping[str, Tensor], parts: list[Part]) -> dict[str, TensorFacts]:
+    def facts(self, state: Mapping[str, Tensor], parts: list[StatePart]) -> dict[str, TensorFacts]:
         """Facts of all tensors of the run, on every rank; `state` holds staged values. Safe on a background thread."""
         owes = any(part.name in self._residual_shapes for part in parts)
         shapes = self._shapes | (self._residual_shapes if owes else {})
@@ -194,14 +196,14 @@ class Checksums:
             for name, shape in shapes.items()
         }
 
-    def _speaks_for(self, part: Part) -> bool:
+    def _speaks_for(self, part: StatePart) -> bool:
         """Whether this rank's part is the one of several equal ones that counts."""
         place, is_scalar = self._mesh.place, part.shape == ()
         splits = not is_scalar and tensor_dimension(part.parameter) is not None
         shards = not is_scalar and self._is_sharded
         return not part.is_copy and (place.tensor == 0 or splits) and (place.data == 0 or shards)
 
-    def wrong(self, parts: list[Part], facts: Mapping[str, TensorFacts]) -> Iterator[str]:
+    def wrong(self, parts: list[StatePart], facts: Mapping[str, TensorFacts]) -> Iterator[str]:
         """Names of tensors of which this rank, with the peers that hold the rest, has another content than `facts` say."""
         sums = [_signed(checksum(p.values, p.box, p.shape)) for p in parts]
         total = torch.tensor(sums, dtype=torch.int64, device=self._mesh.ranks.device)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Self
 
-from cost_aware_trainer.contract import Launch, Stage
+from cost_aware_trainer.contract import Launch, LaunchStage
 
 
 class Stopwatch:
@@ -13,7 +13,7 @@ class Stopwatch:
 
     def __init__(self, ordered_seconds_ago: float = 0.0) -> None:
         self._since_seconds = time.monotonic() - ordered_seconds_ago
-        self.stage_seconds: dict[Stage, float] = {}
+        self.stage_seconds: dict[LaunchStage, float] = {}
 
     @classmethod
     def of_start(cls, launch: Launch | None) -> Self:
@@ -21,13 +21,13 @@ class Stopwatch:
         watch = cls()
         if launch:
             watch.stage_seconds = {
-                Stage.DRAIN: launch.drain_seconds,
-                Stage.SAVE: launch.save_seconds,
-                Stage.RELAUNCH: max(0.0, time.monotonic() - launch.at_seconds),
+                LaunchStage.DRAIN: launch.drain_seconds,
+                LaunchStage.SAVE: launch.save_seconds,
+                LaunchStage.RELAUNCH: max(0.0, time.monotonic() - launch.at_seconds),
             }
         return watch
 
-    def end(self, stage: Stage) -> None:
+    def end(self, stage: LaunchStage) -> None:
         """Ends a stage; the next begins."""
         now_seconds = time.monotonic()
         self.stage_seconds[stage] = now_seconds - self._since_seconds

@@ -19,10 +19,10 @@ from cost_aware_trainer.contract import (
     ENV_NAMESPACE,
     METRIC_LABELS,
     METRICS_PORT,
+    LaunchStage,
     LinkLevel,
     Metric,
     Phase,
-    Stage,
 )
 from cost_aware_trainer.telemetry.phases import Lap
 
@@ -98,7 +98,7 @@ class RankMetrics:
         """Makes series exist before they have a value to show."""
         for phase in Phase:
             self._counters[Metric.PHASE_SECONDS].labels(**self._labels, phase=phase.value)
-        for stage in Stage:
+        for stage in LaunchStage:
             self._gauges[Metric.RECONFIGURATION_SECONDS].labels(**self._labels, stage=stage.value)
         self._counters[Metric.RECONFIGURATIONS].labels(**self._labels)
         self.set_links(self._links)
@@ -117,7 +117,7 @@ class RankMetrics:
         for metric, value in kept.items():
             self.set(metric, value)
 
-    def set_stages(self, stage_seconds: Mapping[Stage, float]) -> None:
+    def set_stages(self, stage_seconds: Mapping[LaunchStage, float]) -> None:
         """Shows how long the attempt took to its first step; stages that it did not have stay 0."""
         for stage, seconds in stage_seconds.items():
             self._gauges[Metric.RECONFIGURATION_SECONDS].labels(**self._labels, stage=stage.value).set(seconds)

@@ -15,7 +15,7 @@ from cost_aware_trainer.distributed.compression.reduce_scatter import Compressed
 from cost_aware_trainer.distributed.compression.sums import BITS, CompressedSum, element_bytes
 from cost_aware_trainer.distributed.fsdp_waits import waits_timed
 from cost_aware_trainer.distributed.gradients import BUCKET_BYTES, DataSum, Held, squared_norm, sum_shared
-from cost_aware_trainer.distributed.layout import Box, Stage, box_of, stages_of
+from cost_aware_trainer.distributed.layout import Box, ModelStage, box_of, stages_of
 from cost_aware_trainer.distributed.mesh import Mesh
 from cost_aware_trainer.distributed.tensor_parallel import TensorAxis
 from cost_aware_trainer.models.decoder import Decoder, initial_value, shape_of
@@ -48,7 +48,7 @@ class Replica:
         self.reports = any(stage.is_last for stage in stages) and mesh.place.tensor == 0
         """Whether this rank alone speaks for its replica: of its loss, and of what was trained."""
 
-    def _build(self, stage: Stage) -> Decoder:
+    def _build(self, stage: ModelStage) -> Decoder:
         strategy, device = self._plan.strategy, self._mesh.ranks.device
         with torch.device("meta"):
             part = Decoder(shape_of(self._plan.model, strategy, self._tensor), stage)

@@ -20,7 +20,7 @@ from torch.distributed.pipelining import (
 )
 
 from cost_aware_trainer.contract import RunPlan, Schedule
-from cost_aware_trainer.distributed.layout import Stage, pipeline_rank_of, stage_count
+from cost_aware_trainer.distributed.layout import ModelStage, pipeline_rank_of, stage_count
 from cost_aware_trainer.distributed.mesh import Mesh
 from cost_aware_trainer.distributed.tensor_parallel import TensorAxis
 from cost_aware_trainer.models.decoder import COMPUTE_TYPES
@@ -39,7 +39,9 @@ _OF_ONE_STAGE = (Schedule.GPIPE, Schedule.ONE_FORWARD_ONE_BACKWARD)
 class Pipeline:
     """One rank's stages of a pipelined run; the losses come out on the rank of the last stage."""
 
-    def __init__(self, plan: RunPlan, mesh: Mesh, tensor: TensorAxis, parts: Sequence[tuple[Stage, nn.Module]]) -> None:
+    def __init__(
+        self, plan: RunPlan, mesh: Mesh, tensor: TensorAxis, parts: Sequence[tuple[ModelStage, nn.Module]]
+    ) -> None:
         self._plan, self._mesh, self._tensor, self._parts = plan, mesh, tensor, parts
         group = mesh.group(Axis.PIPELINE)
         assert group is not None  # noqa: S101  a pipeline has at least two ranks
@@ -60,7 +62,7 @@ class Pipeline:
         micros = plan.batch.global_samples // plan.degrees.data // plan.batch.micro_samples
         return _SCHEDULES[kind](held, micros, loss_fn=self._loss, scale_grads=False)
 
-    def _torch_stage(self, stage: Stage, module: nn.Module) -> PipelineStage:
+    def _torch_stage(self, stage: ModelStage, module: nn.Module) -> PipelineStage:
         """A stage whose shapes are given, so that torch need not find them out with a step of its own."""
         model, samples, degree = self._plan.model, self._plan.batch.micro_samples, self._plan.degrees.tensor
         with torch.device("meta"):

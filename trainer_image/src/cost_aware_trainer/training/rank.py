@@ -17,10 +17,10 @@ from cost_aware_trainer.contract import (
     EXIT_INVALID,
     AgentPhase,
     ContractError,
+    LaunchStage,
     Metric,
     RunPlan,
     RunResult,
-    Stage,
 )
 from cost_aware_trainer.contract.rank_environment import StepsLog, StopSignal, Surroundings
 from cost_aware_trainer.distributed.collectives import Ranks, Rendezvous, disconnect
@@ -72,7 +72,7 @@ def run_rank(options: argparse.Namespace, surroundings: Surroundings) -> RunResu
     stop_signal.listen()
     rendezvous = Rendezvous.from_environment()
     ranks = rendezvous.join("first")
-    start.end(Stage.RENDEZVOUS)
+    start.end(LaunchStage.RENDEZVOUS)
     succession = Succession(stop_signal.reconfiguration, stop_signal.written_seconds_ago, rendezvous.join)
     metrics = RankMetrics(ranks.rank)
     metrics.set(Metric.TOTAL_STEPS, plan.steps)

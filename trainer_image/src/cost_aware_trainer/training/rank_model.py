@@ -16,7 +16,7 @@ from cost_aware_trainer.distributed.gradients import clip
 from cost_aware_trainer.distributed.layout import Shape
 from cost_aware_trainer.distributed.mesh import build_mesh
 from cost_aware_trainer.distributed.stragglers import book_straggler_wait
-from cost_aware_trainer.state.state import Checksums, Part, allocate_moments, parts_of
+from cost_aware_trainer.state.state import Checksums, StatePart, allocate_moments, parts_of
 from cost_aware_trainer.telemetry.phases import PhaseClock
 from cost_aware_trainer.training.evaluation import heldout_loss
 from cost_aware_trainer.training.model_part import Replica
@@ -45,7 +45,7 @@ class Arrangement:
         """The run's first weights."""
         self._replica.initialise(self._shapes, self.plan.seed)
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StatePart]:
         """This rank's part of the run's state, in place."""
         return parts_of(self._replica.held, self._optimizer, self._shapes)
 

@@ -28,10 +28,10 @@ from cost_aware_trainer.contract import (
     AgentPhase,
     CheckpointPlan,
     DegreesPlan,
+    LaunchStage,
     Metric,
     Phase,
     RunResult,
-    Stage,
 )
 from cost_aware_trainer.contract.rank_environment import StepsLog, StopSignal, Surroundings
 from cost_aware_trainer.data.samples import SampleOrder, Shard, add_checksums, checksum, checksum_text
@@ -40,7 +40,7 @@ from cost_aware_trainer.distributed.gradients import DataSum, Held
 from cost_aware_trainer.distributed.layout import Box
 from cost_aware_trainer.distributed.mesh import data_mesh
 from cost_aware_trainer.distributed.stragglers import WorkMeter, book_straggler_wait
-from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError, Progress
+from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError, RunProgress
 from cost_aware_trainer.state.manifests import RunFacts
 from cost_aware_trainer.state.saves import PeriodicSaves
 from cost_aware_trainer.state.session_state import WholeChecksums, allocate_state, whole_parts
@@ -113,7 +113,7 @@ class TrainingSession:
         self._surroundings = Surroundings.from_environment()
         self._stop = StopSignal(self._surroundings)
         self._order = SampleOrder(samples, seed)
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._heldout_loss: float | None = None
         self._loss_sum, self._trained, self._backwards = 0.0, 0, 0
         self._stopped = False
@@ -125,9 +125,9 @@ class TrainingSession:
             self._check()
             self._stop.listen()
             self._join(start)
-            start.end(Stage.REBUILD)
+            start.end(LaunchStage.REBUILD)
             self._resume()
-            start.end(Stage.LOAD)
+            start.end(LaunchStage.LOAD)
         except InvalidRunError as error:
             self._surroundings.write_result(RunResult(outcome=AgentPhase.INVALID, message=str(error)))
             print(f"invalid run: {error}", file=sys.stderr, flush=True)
@@ -173,7 +173,7 @@ class TrainingSession:
                 f"micro-batches; write {(self.global_samples // unit + 1) * unit}, or start another number of ranks"
             )
         self.ranks: Ranks = rendezvous.join("first")
-        start.end(Stage.RENDEZVOUS)
+        start.end(LaunchStage.RENDEZVOUS)
         self._shard = Shard(self.global_samples, self.ranks.rank, self.ranks.size)
         self._mesh = data_mesh(self.ranks)
         self.model.to(self.ranks.device)
@@ -201,7 +201,7 @@ class TrainingSession:
         shapes = {part.name.removeprefix("model."): part.shape for part in parts if part.name.startswith("model.")}
         found = self._checkpointer.resume(parts, WholeChecksums(), shapes)
         if found:
-            self._progress = Progress(found.step, int(found.samples_checksum, 16), found.loss)
+            self._progress = RunProgress(found.step, int(found.samples_checksum, 16), found.loss)
         else:
             self.optimizer.state.clear()
             self._share(part.values for part in parts if part.name.startswith("model."))
@@ -292,7 +292,7 @@ class TrainingSession:
         self._loss_sum, self._trained = 0.0, 0
         loss, norm = agreed.loss_sum / self.global_samples, self._update(agreed.loss_sum)
         total = add_checksums(self._progress.checksum, agreed.checksum)
-        self._progress, self._stopped = Progress(self.step_number + 1, total, loss), agreed.wants_stop
+        self._progress, self._stopped = RunProgress(self.step_number + 1, total, loss), agreed.wants_stop
         if agreed.save_failed:
             self._saves.settle()
         is_last = self.step_number == self.steps
@@ -349,7 +349,7 @@ class TrainingSession:
         sent_bytes = self._mesh.traffic.take_bytes()[Axis.DATA] + combine_bytes(self.ranks)
         stage_seconds, self._stage_seconds = self._stage_seconds, {}
         if stage_seconds:
-            stage_seconds[Stage.FIRST_STEP] = lap.step_seconds
+            stage_seconds[LaunchStage.FIRST_STEP] = lap.step_seconds
             self._metrics.set_stages(stage_seconds)
         gauges = {
             Metric.STEP: progress.step,

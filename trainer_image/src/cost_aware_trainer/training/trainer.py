@@ -19,13 +19,13 @@ from torch import Tensor
 
 from cost_aware_trainer.contract import (
     AgentPhase,
+    LaunchStage,
     Metric,
     Phase,
     Reconfiguration,
     Reconfigured,
     RunPlan,
     RunResult,
-    Stage,
 )
 from cost_aware_trainer.contract.rank_environment import StepsLog, Surroundings
 from cost_aware_trainer.data.prefetch import Prefetcher
@@ -35,12 +35,12 @@ from cost_aware_trainer.data.token_files import Corpus, DataError
 from cost_aware_trainer.distributed.collectives import Ranks, StepVote, combine, combine_bytes, disconnect
 from cost_aware_trainer.distributed.stragglers import WorkMeter
 from cost_aware_trainer.models.decoder import model_flops_per_token, parameter_shapes
-from cost_aware_trainer.state.checkpoint import Checkpointer, Progress
+from cost_aware_trainer.state.checkpoint import Checkpointer, RunProgress
 from cost_aware_trainer.state.manifests import RunFacts
 from cost_aware_trainer.state.memory.tier import MemoryTier
 from cost_aware_trainer.state.reconfigure import Carried, Succession, check_successor, hand_over
 from cost_aware_trainer.state.saves import PeriodicSaves
-from cost_aware_trainer.state.state import Part, residual_parts
+from cost_aware_trainer.state.state import StatePart, residual_parts
 from cost_aware_trainer.state.validation import InvalidRunError
 from cost_aware_trainer.telemetry.launch_stages import Stopwatch
 from cost_aware_trainer.telemetry.metrics import RankMetrics, peak_memory_bytes
@@ -105,12 +105,12 @@ class Trainer:
         self._prefetcher = Prefetcher(self._read_tokens)
         self._checkpointer = Checkpointer(plan.checkpoint, ranks, self._facts())
         self._memory = MemoryTier(plan, ranks, self._facts())
-        self._progress = Progress()
+        self._progress = RunProgress()
         self._heldout_loss: float | None = None
         self._is_superseded = False
-        watch.end(Stage.REBUILD)
+        watch.end(LaunchStage.REBUILD)
         self._resume()
-        watch.end(Stage.LOAD)
+        watch.end(LaunchStage.LOAD)
         self._stage_seconds = watch.stage_seconds
         self._clock = PhaseClock(synchronise=ranks.synchronise, on_phase=self._beat)
         self._work = WorkMeter(self._clock)
@@ -130,7 +130,7 @@ class Trainer:
     def _resume(self) -> None:
         self._checkpointer.check_folder()
         arrangement = self._arrangement
-        self._progress = self._recalled(arrangement.parts()) or Progress()
+        self._progress = self._recalled(arrangement.parts()) or RunProgress()
         if not self._progress.step:
             self._checkpointer.saved_step = 0
             arrangement.initialise()
@@ -142,7 +142,7 @@ class Trainer:
         self._metrics.set(Metric.STEP, self._progress.step)
         self._metrics.set(Metric.TOTAL_STEPS, self._plan.steps)
 
-    def _recalled(self, parts: list[Part]) -> Progress | None:
+    def _recalled(self, parts: list[StatePart]) -> RunProgress | None:
         """Fills `parts` from the newest good state, in the nodes' memory or on the volume; None where there is none."""
         newest = self._checkpointer.saved_step = self._checkpointer.newest_step()
         recalled = self._memory.resume(parts, newest)
@@ -157,7 +157,7 @@ class Trainer:
             return recalled
         self._memory.forget()
         self._arrangement.owe(owed)
-        return Progress(found.step, int(found.samples_checksum, 16), found.loss) if found else None
+        return RunProgress(found.step, int(found.samples_checksum, 16), found.loss) if found else None
 
     def run(self) -> RunResult:
         """Trains until the last step or until any rank is asked to stop; a checkpoint of that step is then on disk.
@@ -206,7 +206,7 @@ class Trainer:
         loss = agreed.loss_sum / (self._plan.batch.global_samples * self._plan.model.sequence_length)
         gradient_norm = math.sqrt(agreed.squared_norm)
         rate = self._update(step, loss, gradient_norm)
-        self._progress = Progress(step, add_checksums(self._progress.checksum, agreed.checksum), loss)
+        self._progress = RunProgress(step, add_checksums(self._progress.checksum, agreed.checksum), loss)
         self._is_superseded = agreed.is_ready
         if agreed.save_failed:
             self._saves.settle()
@@ -281,14 +281,14 @@ class Trainer:
         watch = Stopwatch(started_seconds)
         self._saves.settle()
         self._memory.leave()
-        watch.end(Stage.DRAIN)
+        watch.end(LaunchStage.DRAIN)
         residuals = self._arrangement.drain_residuals()
         carried = Carried.of(self._plan, self._progress.step, self._arrangement.parts(), residuals)
         # what was read ahead is for the old place
         self._prefetcher.ahead(())
         self._arrangement.close()
         del self._arrangement
-        watch.end(Stage.SAVE)
+        watch.end(LaunchStage.SAVE)
         disconnect()
         # What refers to itself in a circle would keep groups alive, and with them their threads.
         gc.collect()
@@ -296,9 +296,9 @@ class Trainer:
         self._saves.join(self._ranks, newest.plan.checkpoint.interval_seconds)
         self._memory.join(newest.plan, self._ranks)
         self._arrangement = Arrangement(newest.plan, self._ranks, self._shapes)
-        watch.end(Stage.REBUILD)
+        watch.end(LaunchStage.REBUILD)
         self._arrangement.owe(hand_over(carried, newest.plan, self._arrangement.parts(), self._shapes, self._ranks))
-        watch.end(Stage.LOAD)
+        watch.end(LaunchStage.LOAD)
         self._plan, self._attempt = newest.plan, newest.attempt
         self._metrics.start_attempt(newest.attempt)
         self._metrics.set(Metric.RESUMED_STEP, self._progress.step)
@@ -308,7 +308,7 @@ class Trainer:
         self._clock.lap()
         self._work.end(None)
 
-    def _note_first_step(self, stage_seconds: dict[Stage, float]) -> None:
+    def _note_first_step(self, stage_seconds: dict[LaunchStage, float]) -> None:
         """Says how long it took to get here, from the order on; in process, to the agent too."""
         self._metrics.set_stages(stage_seconds)
         if self._attempt == self._surroundings.attempt:
@@ -359,7 +359,7 @@ class Trainer:
         self._work.end(lap)
         stage_seconds, self._stage_seconds = self._stage_seconds, {}
         if stage_seconds:
-            stage_seconds[Stage.FIRST_STEP] = lap.step_seconds
+            stage_seconds[LaunchStage.FIRST_STEP] = lap.step_seconds
             self._note_first_step(stage_seconds)
         # Every sample counts on all ranks of its replica; over the run's ranks they add up to the global batch.
         samples = plan.batch.global_samples / plan.degrees.ranks

@@ -6,7 +6,7 @@ from cost_aware_operator.api.spec import CapacityType
 from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.costs.search.combinations import HOURS_A_MONTH, Work
 from cost_aware_operator.costs.tables.prices import Price
-from cost_aware_operator.ledger.ledger import Cause, Fees, LedgerState, PodFacts, Progress, accrue
+from cost_aware_operator.ledger.ledger import Cause, Fees, LedgerState, PodFacts, TrainedSteps, accrue
 from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.planning.presets import shape_of
 from cost_aware_operator.planning.space import fees_of
@@ -52,12 +52,12 @@ def current_samples(facts: Facts) -> list[RankSample]:
     return [s for samples in facts.samples.values() for s in samples if s.attempt == facts.record.attempt]
 
 
-def progress_of(facts: Facts) -> Progress:
+def progress_of(facts: Facts) -> TrainedSteps:
     """The newest attempt's steps, once its ranks have resumed."""
     samples = [s for s in current_samples(facts) if s.resumed_step is not None]
     if not samples:
-        return Progress()
-    return Progress(
+        return TrainedSteps()
+    return TrainedSteps(
         attempt=facts.record.attempt,
         step=max(s.step for s in samples),
         resumed_step=min(s.resumed_step or 0 for s in samples),

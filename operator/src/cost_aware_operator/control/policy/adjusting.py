@@ -8,7 +8,7 @@ from cost_aware_operator.adjusting.adjuster import DynamicParallelismAdjuster
 from cost_aware_operator.adjusting.calibration import Measured
 from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, described, plan_key
 from cost_aware_operator.adjusting.history import History
-from cost_aware_operator.adjusting.situation import Action, Settings, Situation, Verdict, Window
+from cost_aware_operator.adjusting.situation import Action, AdjustSettings, Situation, Verdict, Window
 from cost_aware_operator.control.policy.accounting import budget_left_usd, current_samples, paid_hourly_usd
 from cost_aware_operator.control.policy.stragglers import free_nodes, slow_node_of, spare_nodes
 from cost_aware_operator.control.reading.facts import Facts
@@ -16,7 +16,7 @@ from cost_aware_operator.control.reading.run_record import Considered, Pace, Run
 from cost_aware_operator.ledger.blocks import Baseline
 from cost_aware_operator.observing.samples import observe
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space
-from cost_aware_trainer.contract import Phase, Stage
+from cost_aware_trainer.contract import LaunchStage, Phase
 
 START_SECONDS = 300.0
 """From the order of a change to its first step; a change that takes longer has failed."""
@@ -128,11 +128,11 @@ def deadline_left(facts: Facts) -> float | None:
     return None if seconds is None or started is None else seconds - (facts.now - started).total_seconds()
 
 
-def settings_of(facts: Facts) -> Settings:
+def settings_of(facts: Facts) -> AdjustSettings:
     """What the manifest says of adjusting."""
     given = facts.job.spec.efficiency
     window, cooldown = float(given.window_seconds), float(given.cooldown_seconds)
-    return Settings(given.policy, given.threshold, window, cooldown, given.minimum_savings_usd)
+    return AdjustSettings(given.policy, given.threshold, window, cooldown, given.minimum_savings_usd)
 
 
 def window_of(facts: Facts) -> Window | None:
@@ -162,7 +162,7 @@ def _checked(facts: Facts) -> RunRecord:
     if not stepped:
         return record
     # ranks do not wait for each other in all of them: the longest is what the run has waited for
-    stages = {s.value: max(one.stage_seconds.get(s, 0.0) for one in stepped) for s in Stage}
+    stages = {s.value: max(one.stage_seconds.get(s, 0.0) for one in stepped) for s in LaunchStage}
     told = {stage: round(seconds, 3) for stage, seconds in stages.items() if seconds > 0}
     return _with(record, history_of(record).resumed(facts.now, told))
 

@@ -28,7 +28,7 @@ from cost_aware_operator.control.policy.accounting import current_samples, price
 from cost_aware_operator.control.policy.adjusting import window_of
 from cost_aware_operator.control.policy.stragglers import slow_ranks
 from cost_aware_operator.control.reading.facts import Facts
-from cost_aware_operator.costs.tables.hardware import HardwareError, Precision
+from cost_aware_operator.costs.tables.hardware import HardwareError, NumberFormat
 from cost_aware_operator.ledger.blocks import by_block, saved, total_usd
 from cost_aware_operator.ledger.ledger import Cause
 from cost_aware_operator.observing.samples import Observation
@@ -156,7 +156,7 @@ def _peak(
 ) -> float | None:
     try:
         accelerator = machine_of(facts.job.spec, instance_type, resources).accelerator
-        return None if accelerator.name == "CPU" else accelerator.peak(Precision(plan.precision)) * 1e12
+        return None if accelerator.name == "CPU" else accelerator.peak(NumberFormat(plan.precision)) * 1e12
     except HardwareError:
         return None
 

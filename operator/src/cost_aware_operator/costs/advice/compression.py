@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from cost_aware_operator.costs.advice.data_parallel import BUCKET_BYTES, exposed_seconds
 from cost_aware_operator.costs.checks import AnalysisError, count, not_negative, positive, share
 from cost_aware_operator.costs.models.communication import Group, Link
 from cost_aware_operator.costs.models.parameters import FITTED
 from cost_aware_operator.costs.tables.hardware import Accelerator
+from cost_aware_trainer.contract import Compression as Compression
 
 SCALE_BYTES = 2.0
 """One bf16 scale a block."""
@@ -26,15 +26,6 @@ BLOCKS = {8: 256, 4: 32}
 MOST_ELEMENTS = 10**14
 WORTH = 0.2
 """Share of the exposed seconds that compression must save: the model knows bytes and memory, not a hop's handling."""
-
-
-class Compression(StrEnum):
-    """What gradients are sent as."""
-
-    NONE = "none"
-    BF16 = "bf16"
-    INT8 = "int8"
-    INT4 = "int4"
 
 
 BITS = {Compression.BF16: 16, Compression.INT8: 8, Compression.INT4: 4}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from cost_aware_operator.costs.checks import AnalysisError, count, not_negative, positive, share
 from cost_aware_operator.costs.models.communication import Group
-from cost_aware_operator.costs.models.layout import Layout, Sharding
+from cost_aware_operator.costs.models.layout import Layout, StateSharding
 from cost_aware_operator.costs.models.model_parallel import DecoderShape
 from cost_aware_operator.costs.models.parameters import FITTED
 from cost_aware_operator.costs.models.predict import Machine, predict
@@ -161,7 +161,7 @@ class DataParallelCostAnalyzer:
         gradient_bytes: float,
         backward_seconds: float,
         *,
-        sharding: Sharding = Sharding.DDP,
+        sharding: StateSharding = StateSharding.DDP,
         bucket_bytes: float = BUCKET_BYTES,
         slowdown: float = FITTED.gather_slowdown,
     ) -> Synchronisation:
@@ -181,7 +181,7 @@ class DataParallelCostAnalyzer:
         if size == 0 or group.size <= 1:
             return Synchronisation(0, 0.0, 0.0, 0.0)
         buckets = max(1, math.ceil(size / positive("bucket_bytes", bucket_bytes)))
-        one = (group.all_reduce if sharding is Sharding.DDP else group.reduce_scatter)(size / buckets)
+        one = (group.all_reduce if sharding is StateSharding.DDP else group.reduce_scatter)(size / buckets)
         exposed = exposed_seconds(one, buckets, window)
         return Synchronisation(buckets, buckets * one, exposed, slowdown * (buckets * one - exposed))
 

@@ -15,7 +15,7 @@ from cost_aware_operator.costs.models.predict import Machine, step_seconds
 
 
 @dataclass(frozen=True)
-class Observation:
+class MeasuredStep:
     """One measured step; `weight` is how much it counts."""
 
     shape: DecoderShape
@@ -96,7 +96,7 @@ def changed(parameters: Parameters, values: Mapping[str, float]) -> Parameters:
 
 
 def calibrate(
-    observations: Sequence[Observation],
+    observations: Sequence[MeasuredStep],
     start: Parameters = FITTED,
     *,
     noise: float = NOISE,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from cost_aware_operator.costs.elementwise import Numbers
 from cost_aware_operator.costs.models.layout import AnyLayout, Practice, Recompute
 from cost_aware_operator.costs.models.model_parallel import DecoderShape, activation_elements
-from cost_aware_operator.costs.tables.hardware import Accelerator, Generation, Precision
+from cost_aware_operator.costs.tables.hardware import Accelerator, AcceleratorGeneration, NumberFormat
 
-REFERENCE_WATTS = {Generation.HOPPER: 700.0, Generation.AMPERE: 400.0}
+REFERENCE_WATTS = {AcceleratorGeneration.HOPPER: 700.0, AcceleratorGeneration.AMPERE: 400.0}
 """Boards of one generation differ in power, and matrix products on Hopper are limited by it."""
 POWER_EXPONENT = 0.6
 """Sustained clock over power: between 1/3 (voltage follows the clock, P ~ f V^2) and 1 (voltage at its floor)."""
@@ -75,7 +75,7 @@ class Parameters:
     straggler: float = 0.01
     context_loss: float = 0.08
 
-    def of(self, generation: Generation) -> Efficiency:
+    def of(self, generation: AcceleratorGeneration) -> Efficiency:
         """Fractions of one generation; an unknown one is taken as Ampere."""
         known: Efficiency | None = getattr(self, generation.value, None)
         return self.ampere if known is None else known
@@ -105,14 +105,14 @@ class Computer:
     """One accelerator under fitted parameters, at one precision."""
 
     accelerator: Accelerator
-    precision: Precision
+    precision: NumberFormat
     practice: Practice
     parameters: Parameters
 
     def _flops_per_second(self) -> float:
         p, a = self.parameters, self.accelerator
         rate = a.peak(self.precision) * 1e12 * p.of(a.generation).matmul * self._clock
-        return rate * p.fp8 if self.precision is Precision.FP8 else rate
+        return rate * p.fp8 if self.precision is NumberFormat.FP8 else rate
 
     @property
     def _clock(self) -> float:
@@ -131,7 +131,7 @@ class Computer:
     @property
     def element_bytes(self) -> int:
         """Bytes of an activation; fp8 is used inside products only."""
-        return 4 if self.precision is Precision.FP32 else 2
+        return 4 if self.precision is NumberFormat.FP32 else 2
 
     def matmul(self, m: Numbers, k: Numbers, n: Numbers) -> Numbers:
         """An m x k by k x n product, seconds: 2mkn/(e P) + bytes(mk + kn + mn)/(b M)."""
@@ -145,11 +145,11 @@ class Computer:
         full 4 and move the score matrix of heads x tokens x keys through memory several times.
         """
         p, a = self.parameters, self.accelerator
-        half = Precision.BF16 if self.precision is Precision.FP8 else self.precision
+        half = NumberFormat.BF16 if self.precision is NumberFormat.FP8 else self.precision
         peak = a.peak_tflops.get(half) or a.peak(self.precision)
         fractions = p.of(a.generation)
         if self.practice.flash_attention:
-            hopper = a.generation is Generation.HOPPER and self.practice.hopper_attention
+            hopper = a.generation is AcceleratorGeneration.HOPPER and self.practice.hopper_attention
             fraction = fractions.attention * (p.hopper_attention if hopper else 1.0)
             return 2.0 * tokens * keys * width / (peak * 1e12 * fraction * self._clock)
         products = 4.0 * tokens * keys * width / (peak * 1e12 * fractions.matmul * self._clock)
@@ -187,7 +187,7 @@ class Computer:
         """
         tokens = layout.micro_batch * shape.sequence_length / layout.context
         vocabulary = shape.vocabulary / layout.tensor
-        half = replace(self, precision=Precision.BF16) if self.precision is Precision.FP8 else self
+        half = replace(self, precision=NumberFormat.BF16) if self.precision is NumberFormat.FP8 else self
         product = half.matmul(tokens, shape.hidden, vocabulary)
         return 3 * product + 28.0 * tokens * vocabulary / self.bytes_per_second
 

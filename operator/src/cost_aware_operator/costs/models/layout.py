@@ -9,25 +9,18 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cost_aware_operator.costs.models.pipeline import Schedule
-from cost_aware_operator.costs.tables.hardware import Generation, Precision
+from cost_aware_operator.costs.models.pipeline import PipelineSchedule
+from cost_aware_operator.costs.tables.hardware import AcceleratorGeneration, NumberFormat
+from cost_aware_trainer.contract import Recompute as Recompute
 
 
-class Sharding(StrEnum):
+class StateSharding(StrEnum):
     """What data-parallel ranks share out: nothing, optimizer states, those and gradients, or those and weights."""
 
     DDP = "ddp"
     ZERO1 = "zero1"
     ZERO2 = "zero2"
     ZERO3 = "zero3"
-
-
-class Recompute(StrEnum):
-    """Which activations are dropped in forward and computed again in backward."""
-
-    NONE = "none"
-    SELECTIVE = "selective"
-    FULL = "full"
 
 
 @dataclass(frozen=True)
@@ -38,13 +31,13 @@ class Layout:
     tensor: int
     pipeline: int
     context: int
-    sharding: Sharding
+    sharding: StateSharding
     interleave: int
     recompute: Recompute
     micro_batch: int
     global_batch: int
-    precision: Precision
-    schedule: Schedule = Schedule.ONE_F_ONE_B
+    precision: NumberFormat
+    schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
 
     @property
     def ranks(self) -> int:
@@ -65,13 +58,13 @@ class Layouts:
     tensor: NDArray[Any]
     pipeline: NDArray[Any]
     context: int
-    sharding: Sharding
+    sharding: StateSharding
     interleave: NDArray[Any]
     recompute: Recompute
     micro_batch: NDArray[Any]
     global_batch: int
-    precision: Precision
-    schedule: Schedule
+    precision: NumberFormat
+    schedule: PipelineSchedule
 
     @property
     def ranks(self) -> Any:
@@ -103,10 +96,10 @@ class Layouts:
 AnyLayout: TypeAlias = Layout | Layouts
 
 
-def pipeline_schedule(layout: AnyLayout) -> Schedule:
+def pipeline_schedule(layout: AnyLayout) -> PipelineSchedule:
     """The order of passes; several chunks a stage make 1F1B an interleaved one."""
-    interleaved = layout.schedule is Schedule.ONE_F_ONE_B and np.any(layout.interleave > 1)
-    return Schedule.INTERLEAVED if interleaved else layout.schedule
+    interleaved = layout.schedule is PipelineSchedule.ONE_F_ONE_B and np.any(layout.interleave > 1)
+    return PipelineSchedule.INTERLEAVED if interleaved else layout.schedule
 
 
 @dataclass(frozen=True)
@@ -129,19 +122,23 @@ class Practice:
     hopper_attention: bool = False
 
     @classmethod
-    def of(cls, layout: AnyLayout, generation: Generation, *, gated_mlp: bool) -> Practice:
+    def of(cls, layout: AnyLayout, generation: AcceleratorGeneration, *, gated_mlp: bool) -> Practice:
         """The practice that goes with a layout; selective recompute came together with sequence parallelism."""
         recompute = layout.recompute
-        modern = layout.precision in (Precision.BF16, Precision.FP8) and generation is not Generation.VOLTA
+        modern = (
+            layout.precision in (NumberFormat.BF16, NumberFormat.FP8) and generation is not AcceleratorGeneration.VOLTA
+        )
         if (
-            generation is Generation.AMPERE
+            generation is AcceleratorGeneration.AMPERE
             and np.any(layout.tensor > 1)
             and recompute is Recompute.FULL
             and not gated_mlp
         ):
             modern = False
-        return cls(modern, modern or recompute is Recompute.SELECTIVE, modern, layout.sharding is not Sharding.ZERO3)
+        return cls(
+            modern, modern or recompute is Recompute.SELECTIVE, modern, layout.sharding is not StateSharding.ZERO3
+        )
 
     def keeps_products(self, layout: AnyLayout) -> bool:
         """Whether selective recompute works by operators, as under FSDP, and not on the attention core alone, as in Megatron."""
-        return self.flash_attention and layout.sharding is Sharding.ZERO3
+        return self.flash_attention and layout.sharding is StateSharding.ZERO3

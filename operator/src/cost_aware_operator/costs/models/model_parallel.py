@@ -7,10 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cost_aware_operator.costs.elementwise import Numbers, Truths, least, where
-from cost_aware_operator.costs.models.layout import AnyLayout, Layout, Practice, Recompute, Sharding, pipeline_schedule
+from cost_aware_operator.costs.models.layout import (
+    AnyLayout,
+    Layout,
+    Practice,
+    Recompute,
+    StateSharding,
+    pipeline_schedule,
+)
 from cost_aware_operator.costs.models.pipeline import PipelineParallelCostAnalyzer
 from cost_aware_operator.costs.models.stages import StageLayers, spread
-from cost_aware_operator.costs.tables.hardware import Precision
+from cost_aware_operator.costs.tables.hardware import NumberFormat
 
 GIB = 2.0**30
 FRAMEWORK_GIB = 0.6
@@ -187,7 +194,7 @@ class ModelParallelCostAnalyzer:
             stage, layout.pipeline, layout.micro_batches, pipeline_schedule(layout), layout.interleave
         )
         kept, working = self._layer_activations(shape, layout, practice, lean)
-        element = 4.0 if layout.precision is Precision.FP32 else 2.0
+        element = 4.0 if layout.precision is NumberFormat.FP32 else 2.0
         # output in compute precision, then cast, log-softmax and their gradient in fp32 (12 bytes beside the first 2)
         each = element + (8.0 if practice.flash_attention else 6.0) + 2.0
         if lean:
@@ -200,7 +207,7 @@ class ModelParallelCostAnalyzer:
             optimizer=states[2] / GIB,
             activations=tokens * (kept * layers * live + working) / GIB,
             logits=where(last, logits / GIB, 0.0),
-            framework=FRAMEWORK_GIB if layout.precision is Precision.FP32 else GPU_FRAMEWORK_GIB,
+            framework=FRAMEWORK_GIB if layout.precision is NumberFormat.FP32 else GPU_FRAMEWORK_GIB,
         )
 
     def stage_parameters(
@@ -220,28 +227,28 @@ class ModelParallelCostAnalyzer:
         cost more.
         """
         d = layout.data * layout.context
-        full = layout.precision is Precision.FP32
-        weight, gradient = (4.0, 4.0) if full else (2.0, 2.0 if layout.precision is Precision.FP16 else 4.0)
+        full = layout.precision is NumberFormat.FP32
+        weight, gradient = (4.0, 4.0) if full else (2.0, 2.0 if layout.precision is NumberFormat.FP16 else 4.0)
         optimizer = 8.0 if full else 12.0
-        if layout.sharding is Sharding.ZERO3:
+        if layout.sharding is StateSharding.ZERO3:
             piped = layout.pipeline > 1
             gathered = where(piped, parameters, least(parameters, 2 * layer))
             whole_gradients = gradient * where(piped, parameters, least(parameters, layer))
             return weight * gathered, gradient * parameters / d + whole_gradients, optimizer * parameters / d
-        if layout.sharding is Sharding.ZERO2:
+        if layout.sharding is StateSharding.ZERO2:
             return weight * parameters, gradient * parameters / d, optimizer * parameters / d
-        divided = d if layout.sharding is Sharding.ZERO1 else 1
+        divided = d if layout.sharding is StateSharding.ZERO1 else 1
         return weight * parameters, gradient * parameters, optimizer * parameters / divided
 
     def _layer_activations(
         self, shape: DecoderShape, layout: AnyLayout, practice: Practice, lean: bool
     ) -> tuple[Numbers, Numbers]:
         """Bytes a token: kept by each layer until backward, and in use while one layer is computed again."""
-        element = 4.0 if layout.precision is Precision.FP32 else 2.0
+        element = 4.0 if layout.precision is NumberFormat.FP32 else 2.0
         whole = element * activation_elements(
             shape, layout.tensor, sequence_parallel=practice.sequence_parallel, lean=lean and practice.flash_attention
         )
-        if layout.precision is Precision.FP8 and layout.sharding is not Sharding.ZERO3:
+        if layout.precision is NumberFormat.FP8 and layout.sharding is not StateSharding.ZERO3:
             whole *= 0.7  # inputs of products are kept in fp8 (Transformer Engine), the rest in bf16
         scores: Numbers = 0.0
         if not practice.flash_attention:
@@ -265,7 +272,7 @@ class ModelParallelCostAnalyzer:
         Two in forward and two in backward of b s h elements each (Shoeybi et al. 2019, section 3), two more where forward is
         computed again. Under sequence parallelism each is a reduce-scatter and an all-gather of the same total.
         """
-        element = 4.0 if layout.precision is Precision.FP32 else 2.0
+        element = 4.0 if layout.precision is NumberFormat.FP32 else 2.0
         size = element * layout.micro_batch * shape.sequence_length / layout.context * shape.hidden
         if layout.recompute is not Recompute.FULL:
             return size, 4

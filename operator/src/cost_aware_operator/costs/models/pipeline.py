@@ -10,7 +10,7 @@ from typing import Any
 from cost_aware_operator.costs.elementwise import Numbers, least, most, where
 
 
-class Schedule(StrEnum):
+class PipelineSchedule(StrEnum):
     """Orders in which a stage takes forward and backward passes."""
 
     GPIPE = "gpipe"
@@ -80,7 +80,7 @@ class PipelineParallelCostAnalyzer:
     """Bubble, live micro-batches."""
 
     def step(
-        self, stages: Sequence[StageSeconds], micro_batches: int, schedule: Schedule, interleave: int = 1
+        self, stages: Sequence[StageSeconds], micro_batches: int, schedule: PipelineSchedule, interleave: int = 1
     ) -> PipelineSeconds:
         """Seconds of a step through `stages`.
 
@@ -100,16 +100,16 @@ class PipelineParallelCostAnalyzer:
                 "a pipeline needs 1 stage, 1 micro-batch and 1 chunk or more, "
                 f"got {len(stages)}, {micro_batches}, {interleave}"
             )
-        divided = interleave if schedule is Schedule.INTERLEAVED else 1
+        divided = interleave if schedule is PipelineSchedule.INTERLEAVED else 1
         whole = sum((stage.total for stage in stages), 0.0)
         best = PipelineSeconds(0.0, 0.0)
         before = 0.0
         for index, stage in enumerate(stages):
             behind = whole - before - stage.total
-            if schedule is Schedule.ZERO_BUBBLE:
+            if schedule is PipelineSchedule.ZERO_BUBBLE:
                 others = (other for i, other in enumerate(stages) if i != index)
                 bubble = sum((max(0.0, other.total - 2 * other.weight) for other in others), 0.0)
-            elif schedule is Schedule.GPIPE:
+            elif schedule is PipelineSchedule.GPIPE:
                 bubble = before + behind
             else:
                 wait = _wait(stage.forward, stage.backward, behind, len(stages) - 1 - index, micro_batches)
@@ -121,7 +121,7 @@ class PipelineParallelCostAnalyzer:
         return best
 
     def step_of_runs(
-        self, runs: StageRuns, micro_batches: Numbers, schedule: Schedule, interleave: Numbers = 1
+        self, runs: StageRuns, micro_batches: Numbers, schedule: PipelineSchedule, interleave: Numbers = 1
     ) -> tuple[Numbers, Numbers]:
         """`step` for stages of three kinds, without a loop over them: seconds of the step, and of the bubble in it.
 
@@ -129,7 +129,7 @@ class PipelineParallelCostAnalyzer:
         the wait is convex in the stage's index, so the stage that is done last is at an end of such a stretch.
         """
         final = runs.stages - 1
-        divided = interleave if schedule is Schedule.INTERLEAVED else 1
+        divided = interleave if schedule is PipelineSchedule.INTERLEAVED else 1
         free = most(0.0, 1 - 2 * runs.weight)
         best: Numbers = 0.0
         least_own: Numbers = 0.0
@@ -149,9 +149,9 @@ class PipelineParallelCostAnalyzer:
             index = most(0, least(at, final))
             own, before = runs.seconds(index), runs.before(index)
             behind = runs.whole - before - own
-            if schedule is Schedule.ZERO_BUBBLE:
+            if schedule is PipelineSchedule.ZERO_BUBBLE:
                 bubble = free * (before + behind)
-            elif schedule is Schedule.GPIPE:
+            elif schedule is PipelineSchedule.GPIPE:
                 bubble = before + behind
             else:
                 forward = runs.ahead * own
@@ -162,17 +162,22 @@ class PipelineParallelCostAnalyzer:
         return best, best - micro_batches * least_own
 
     def live_micro_batches(
-        self, stage: Numbers, stages: Numbers, micro_batches: Numbers, schedule: Schedule, interleave: Numbers = 1
+        self,
+        stage: Numbers,
+        stages: Numbers,
+        micro_batches: Numbers,
+        schedule: PipelineSchedule,
+        interleave: Numbers = 1,
     ) -> Any:
         """Micro-batches whose activations a stage holds at its peak, in units of the whole stage's activations.
 
         GPipe holds all; 1F1B and ZB-H1 hold p - i at stage i; interleaving holds (1 + (p-1)/(p v)) p at the first stage
         (Korthikanti et al. 2022, section 4.2.3), p - i + (p-1)/v in general.
         """
-        if schedule is Schedule.GPIPE:
+        if schedule is PipelineSchedule.GPIPE:
             return micro_batches
         live = stages - stage
-        if schedule is Schedule.INTERLEAVED:
+        if schedule is PipelineSchedule.INTERLEAVED:
             live = live + where(interleave > 1, (stages - 1) / interleave - stage / interleave, 0.0)
         return least(live, micro_batches)
 

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from cost_aware_operator.costs.elementwise import Numbers, least, log2, most, where
 from cost_aware_operator.costs.models.communication import Fabric, Link, Path
 from cost_aware_operator.costs.models.compute import Computer, LayerSeconds, Parameters, model_flops
-from cost_aware_operator.costs.models.layout import AnyLayout, Layout, Practice, Recompute, Sharding, pipeline_schedule
+from cost_aware_operator.costs.models.layout import (
+    AnyLayout,
+    Layout,
+    Practice,
+    Recompute,
+    StateSharding,
+    pipeline_schedule,
+)
 from cost_aware_operator.costs.models.model_parallel import (
     DecoderShape,
     MemoryGib,
@@ -18,7 +25,7 @@ from cost_aware_operator.costs.models.model_parallel import (
 )
 from cost_aware_operator.costs.models.parameters import FITTED
 from cost_aware_operator.costs.models.pipeline import PipelineParallelCostAnalyzer, StageRuns
-from cost_aware_operator.costs.tables.hardware import Accelerator, Precision
+from cost_aware_operator.costs.tables.hardware import Accelerator, NumberFormat
 
 USABLE_MEMORY = 0.985
 """Share of an accelerator's memory that a process gets (torch reports 39.4 GiB of an A100's 40); the driver keeps the rest."""
@@ -299,12 +306,12 @@ class _Step:
         layout, p = self.layout, self.parameters
         weights = self._stage_parameters(layers)
         # torch's DDP reduces gradients of fp32 weights; sharded optimizers reduce in the precision of compute, as do fp16 ones
-        half = layout.precision is Precision.FP16 or layout.sharding is not Sharding.DDP
+        half = layout.precision is NumberFormat.FP16 or layout.sharding is not StateSharding.DDP
         gradient = float(self.computer.element_bytes) if half else 4.0
         element = float(self.computer.element_bytes)
-        if layout.sharding is Sharding.ZERO3:
+        if layout.sharding is StateSharding.ZERO3:
             return self._gathered(layers, weights, element, compute)
-        if layout.sharding is Sharding.DDP:
+        if layout.sharding is StateSharding.DDP:
             traffic = self.reduction.all_reduce(gradient * weights)
         else:
             traffic = self.reduction.reduce_scatter(gradient * weights) + self.reduction.all_gather(element * weights)
@@ -341,7 +348,7 @@ class _Step:
     def _optimizer(self, layers: Numbers) -> Numbers:
         """AdamW reads and writes gradients, master weights and both moments, about 34 bytes a weight; its kernels are memory-bound."""
         layout = self.layout
-        shared = 1 if layout.sharding is Sharding.DDP else layout.data * layout.context
+        shared = 1 if layout.sharding is StateSharding.DDP else layout.data * layout.context
         return 34.0 * self._stage_parameters(layers) / shared / self.computer.bytes_per_second
 
 

@@ -8,12 +8,18 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from cost_aware_operator.costs.models.compute import Parameters
-from cost_aware_operator.costs.models.layout import Layout, Practice, Recompute, Sharding
+from cost_aware_operator.costs.models.layout import Layout, Practice, Recompute, StateSharding
 from cost_aware_operator.costs.models.model_parallel import DecoderShape
 from cost_aware_operator.costs.models.parameters import FITTED
 from cost_aware_operator.costs.models.predict import Machine, fits, memory_on, predict
 from cost_aware_operator.costs.request.fields import Fields, RequestError, kind, known_only
-from cost_aware_operator.costs.tables.hardware import Accelerator, Generation, HardwareError, Precision, accelerator
+from cost_aware_operator.costs.tables.hardware import (
+    Accelerator,
+    AcceleratorGeneration,
+    HardwareError,
+    NumberFormat,
+    accelerator,
+)
 
 MODEL = ("layers", "hidden", "heads", "kv_heads", "ffn", "vocabulary", "sequence_length", "gated_mlp")
 HARDWARE = (
@@ -149,7 +155,7 @@ def _machine(hardware: Fields) -> Machine:
             raise RequestError(f"hardware.gpu: {error}; hardware.{missing[0]} is missing") from None
         gpu = _unlisted(name)
     if own["peak_tflops"] is not None:
-        gpu = replace(gpu, peak_tflops=dict.fromkeys(Precision, own["peak_tflops"]))
+        gpu = replace(gpu, peak_tflops=dict.fromkeys(NumberFormat, own["peak_tflops"]))
     gpu = replace(
         gpu,
         memory_gib=own["memory_gib"] or gpu.memory_gib,
@@ -164,22 +170,24 @@ def _machine(hardware: Fields) -> Machine:
 
 
 def _unlisted(name: str) -> Accelerator:
-    return Accelerator(name, Generation.UNKNOWN, {}, 1.0, 1.0, None, "PCIe4", 25.0, 8, 100.0, "", "given in the object")
+    return Accelerator(
+        name, AcceleratorGeneration.UNKNOWN, {}, 1.0, 1.0, None, "PCIe4", 25.0, 8, 100.0, "", "given in the object"
+    )
 
 
 def _layout(
     fields: Fields, shape: DecoderShape, machine: Machine, degrees: Mapping[str, int], parameters: Parameters
 ) -> Layout:
     peaks = machine.accelerator.peak_tflops
-    usual = next(p for p in (Precision.BF16, Precision.FP16, Precision.FP32, Precision.FP8) if p in peaks)
-    precision = fields.choice("precision", Precision, usual)
+    usual = next(p for p in (NumberFormat.BF16, NumberFormat.FP16, NumberFormat.FP32, NumberFormat.FP8) if p in peaks)
+    precision = fields.choice("precision", NumberFormat, usual)
     machine.accelerator.peak(precision)
     layout = Layout(
         data=degrees["data"],
         tensor=degrees["tensor"],
         pipeline=degrees["pipeline"],
         context=degrees["context"],
-        sharding=fields.choice("sharding", Sharding, Sharding.DDP),
+        sharding=fields.choice("sharding", StateSharding, StateSharding.DDP),
         interleave=fields.count("interleave", 1, say=False),
         recompute=fields.choice("recompute", Recompute, None),
         micro_batch=fields.count("micro_batch", 1, say=False),
@@ -251,7 +259,7 @@ def _largest_micro_batch(layout: Layout, shape: DecoderShape, machine: Machine) 
     micro-batch, up to all that fits; its pipelines take as many micro-batches as stages, torch's default.
     """
     share = layout.global_batch // layout.data
-    sharded = layout.sharding is Sharding.ZERO3
+    sharded = layout.sharding is StateSharding.ZERO3
     best, size = layout, 2
     while share % size == 0 and (sharded or size * shape.sequence_length / layout.context <= 8192):
         candidate = replace(layout, micro_batch=size)
@@ -265,7 +273,7 @@ def _largest_micro_batch(layout: Layout, shape: DecoderShape, machine: Machine) 
 
 def _usual_interleave(layout: Layout, shape: DecoderShape) -> int:
     """The fewest chunks a stage that bring the bubble under a quarter of the work, as many as layers allow; 1 otherwise."""
-    if layout.pipeline == 1 or layout.sharding is Sharding.ZERO3:
+    if layout.pipeline == 1 or layout.sharding is StateSharding.ZERO3:
         return 1
     most = max(1, shape.layers // layout.pipeline)
     wanted = math.ceil(4 * (layout.pipeline - 1) / layout.micro_batches)

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cost_aware_operator.costs.checks import AnalysisError, count, not_negative, positive, share
-from cost_aware_operator.costs.models.layout import Recompute, Sharding
+from cost_aware_operator.costs.models.layout import Recompute, StateSharding
 from cost_aware_operator.costs.models.model_parallel import GIB, DecoderShape
-from cost_aware_operator.costs.models.pipeline import Schedule
+from cost_aware_operator.costs.models.pipeline import PipelineSchedule
 from cost_aware_operator.costs.models.predict import Machine
-from cost_aware_operator.costs.tables.hardware import Precision
+from cost_aware_operator.costs.tables.hardware import NumberFormat
 from cost_aware_operator.costs.tables.hazards import node_hazard
 
 MICRO_BATCH_CAP = 64
@@ -40,7 +40,7 @@ class Offer:
     name: str
     machine: Machine
     hourly_usd: float
-    precision: Precision
+    precision: NumberFormat
     spot: bool = False
     management_hourly_usd: float = 0.0
     storage_usd_per_gib_month: float = 0.0
@@ -93,9 +93,9 @@ class Bounds:
     tensor: tuple[int, ...] = ()
     pipeline: tuple[int, ...] = ()
     micro_batch: tuple[int, ...] = ()
-    shardings: tuple[Sharding, ...] = tuple(Sharding)
+    shardings: tuple[StateSharding, ...] = tuple(StateSharding)
     recomputes: tuple[Recompute, ...] = tuple(Recompute)
-    schedules: tuple[Schedule, ...] = tuple(Schedule)
+    schedules: tuple[PipelineSchedule, ...] = tuple(PipelineSchedule)
     max_hourly_usd: float | None = None
     budget_usd: float | None = None
     deadline_seconds: float | None = None
@@ -118,7 +118,11 @@ class Bounds:
                 raise AnalysisError(f"{name}: is empty: write one or more")
 
 
-KINDS = tuple(product((Schedule.ONE_F_ONE_B, Schedule.GPIPE, Schedule.ZERO_BUBBLE), Sharding, Recompute))
+KINDS = tuple(
+    product(
+        (PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.GPIPE, PipelineSchedule.ZERO_BUBBLE), StateSharding, Recompute
+    )
+)
 """Choices that have no number, by index. An interleaved schedule is 1F1B with several chunks a stage."""
 
 
@@ -183,15 +187,17 @@ def _chosen(possible: Iterable[int], wanted: tuple[int, ...]) -> list[int]:
     return [n for n in possible if not wanted or n in wanted]
 
 
-def rows_of(columns: dict[str, Counts], schedule: Schedule, sharding: Sharding, bounds: Bounds) -> NDArray[np.bool_]:
+def rows_of(
+    columns: dict[str, Counts], schedule: PipelineSchedule, sharding: StateSharding, bounds: Bounds
+) -> NDArray[np.bool_]:
     """Rows for which a choice means something: a schedule needs stages, sharding needs replicas."""
     piped, chunked = columns["pipeline"] > 1, columns["interleave"] > 1
-    if schedule is Schedule.ONE_F_ONE_B:
-        plain, interleaved = (wanted in bounds.schedules for wanted in (schedule, Schedule.INTERLEAVED))
+    if schedule is PipelineSchedule.ONE_F_ONE_B:
+        plain, interleaved = (wanted in bounds.schedules for wanted in (schedule, PipelineSchedule.INTERLEAVED))
         rows = np.where(chunked, interleaved, plain | ~piped)
     else:
         rows = piped & ~chunked & (schedule in bounds.schedules)
-    return np.asarray(rows if sharding is Sharding.DDP else rows & (columns["data"] > 1), dtype=np.bool_)
+    return np.asarray(rows if sharding is StateSharding.DDP else rows & (columns["data"] > 1), dtype=np.bool_)
 
 
 def why_none(work: Work, offers: Iterable[Offer], bounds: Bounds) -> str:

@@ -18,14 +18,14 @@ from cost_aware_operator.api.spec import Objective
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.models.compute import Parameters
 from cost_aware_operator.costs.models.goodput import expected_goodput, optimal_interval
-from cost_aware_operator.costs.models.layout import Layout, Layouts, Sharding
+from cost_aware_operator.costs.models.layout import Layout, Layouts, StateSharding
 from cost_aware_operator.costs.models.model_parallel import GIB, head_in_layers
 from cost_aware_operator.costs.models.parameters import FITTED
 from cost_aware_operator.costs.models.predict import memory_of_ranks, step_seconds, usable_gib
 from cost_aware_operator.costs.models.stages import spread
 from cost_aware_operator.costs.search.combinations import KINDS, Bounds, Counts, Offer, Work, rows_of, why_none
 from cost_aware_operator.costs.search.combinations import grid as all_counts
-from cost_aware_operator.costs.tables.hardware import Generation
+from cost_aware_operator.costs.tables.hardware import AcceleratorGeneration
 
 COPY_BYTES_PER_SECOND = 10e9
 """Of a node's state to host memory, which is what an asynchronous checkpoint blocks training for: PCIe 4 x16 at about half."""
@@ -195,7 +195,11 @@ class _OfferSearch:
     def _of_kind(self, kind: int, rows: dict[str, Counts]) -> None:
         # one practice serves all rows but where it depends on whether tensors are split at all
         split = rows["tensor"] > 1
-        parts = (split, ~split) if self.offer.machine.accelerator.generation is Generation.AMPERE else (split | True,)
+        parts = (
+            (split, ~split)
+            if self.offer.machine.accelerator.generation is AcceleratorGeneration.AMPERE
+            else (split | True,)
+        )
         for part in parts:
             chosen = {name: column[part] for name, column in rows.items()}
             self.combinations += len(chosen["data"])
@@ -204,9 +208,9 @@ class _OfferSearch:
 
     def _held_gib(self, kind: int, rows: dict[str, Counts]) -> Floats:
         """What copies of states take of a rank's memory: on CPUs it is the node's, on GPUs another one."""
-        if self.offer.machine.accelerator.generation is not Generation.CPU:
+        if self.offer.machine.accelerator.generation is not AcceleratorGeneration.CPU:
             return np.zeros(len(rows["data"]))
-        shards = rows["tensor"] * rows["pipeline"] * (1 if KINDS[kind][1] is Sharding.DDP else rows["data"])
+        shards = rows["tensor"] * rows["pipeline"] * (1 if KINDS[kind][1] is StateSharding.DDP else rows["data"])
         held: Floats = np.where(rows["nodes"] > 1, self.work.held_states, 0.0) * self.work.state_gib / shards
         return held
 

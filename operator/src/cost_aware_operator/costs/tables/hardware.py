@@ -16,7 +16,7 @@ class HardwareError(ValueError):
     """Hardware that is unknown or incomplete. The text names the row, the field and what to write instead."""
 
 
-class Precision(StrEnum):
+class NumberFormat(StrEnum):
     """The type in which matrix products are computed."""
 
     FP32 = "fp32"
@@ -25,7 +25,7 @@ class Precision(StrEnum):
     FP8 = "fp8"
 
 
-class Generation(StrEnum):
+class AcceleratorGeneration(StrEnum):
     """GPUs whose kernels reach alike fractions of their peaks."""
 
     VOLTA = "volta"
@@ -46,8 +46,8 @@ class Accelerator:
     """
 
     name: str
-    generation: Generation
-    peak_tflops: Mapping[Precision, float]
+    generation: AcceleratorGeneration
+    peak_tflops: Mapping[NumberFormat, float]
     memory_gib: float
     memory_gbytes_per_s: float
     power_watts: float | None
@@ -58,7 +58,7 @@ class Accelerator:
     as_of: str
     source: str
 
-    def peak(self, precision: Precision) -> float:
+    def peak(self, precision: NumberFormat) -> float:
         """Dense peak in TFLOP/s.
 
         Raises:
@@ -112,7 +112,7 @@ def read(rows: Iterable[Mapping[str, str]]) -> dict[str, Accelerator]:
 
 
 def _row(row: Mapping[str, str]) -> Accelerator:
-    peaks = {p: value for p in Precision if (value := _number(row, f"{p}_tflops", optional=True)) is not None}
+    peaks = {p: value for p in NumberFormat if (value := _number(row, f"{p}_tflops", optional=True)) is not None}
     name = _text(row, "name")
     if not peaks:
         raise HardwareError(
@@ -120,10 +120,10 @@ def _row(row: Mapping[str, str]) -> Accelerator:
         )
     kind = _text(row, "generation")
     try:
-        generation = Generation(kind)
+        generation = AcceleratorGeneration(kind)
     except ValueError:
         raise HardwareError(
-            f"accelerators.csv, {name}: generation {kind!r} is none of {', '.join(Generation)}"
+            f"accelerators.csv, {name}: generation {kind!r} is none of {', '.join(AcceleratorGeneration)}"
         ) from None
     return Accelerator(
         name=name,

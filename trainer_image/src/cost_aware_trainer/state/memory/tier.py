@@ -30,10 +30,10 @@ from torch import Tensor
 
 from cost_aware_trainer.contract import ENV_MEMORY_FOLDER, Redundancy, RunPlan
 from cost_aware_trainer.distributed.collectives import TIMEOUT, Ranks
-from cost_aware_trainer.state.checkpoint import Progress
+from cost_aware_trainer.state.checkpoint import RunProgress
 from cost_aware_trainer.state.manifests import RunFacts
 from cost_aware_trainer.state.memory.copies import Fingerprint, ParityGroup, ReplicaError, RingCopies, pack, unpack
-from cost_aware_trainer.state.state import Part, checkpointable, copy_twins
+from cost_aware_trainer.state.state import StatePart, checkpointable, copy_twins
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def layout_key(plan: RunPlan, facts: RunFacts) -> str:
 
 
 @dataclass(frozen=True)
-class Generation:
+class CopyGeneration:
     """What a rank holds of one state: files `own` and `held`, and `meta.json`, written last."""
 
     folder: Path
@@ -173,19 +173,19 @@ class MemoryTier:
                 logger.error("COPY IN MEMORY FAILED: %s; the one before it and the volume's checkpoints stay", error)
         return self._saving is not None
 
-    def save(self, progress: Progress, attempt: int, parts: list[Part]) -> None:
+    def save(self, progress: RunProgress, attempt: int, parts: list[StatePart]) -> None:
         """Copies the state and begins to send it; every rank must call it, when none of them has a save under way."""
         self.poll(wait=True)
         self._due_at_seconds = time.monotonic() + self._plan.checkpoint.redundancy_interval_seconds
         state = {**checkpointable(parts), **_as_tensors(progress)}
         packed = pack(state)
-        generation = Generation(self._folder / f"step-{progress.step:08d}-attempt-{attempt}")
+        generation = CopyGeneration(self._folder / f"step-{progress.step:08d}-attempt-{attempt}")
         # All ranks have finished the last one. It is the one to fall back on until this one is there.
         for old in self._generations()[_KEPT - 1 :]:
             shutil.rmtree(old.folder, ignore_errors=True)
         self._saving = self._executor.submit(self._send, packed, generation)
 
-    def _send(self, packed: Tensor, generation: Generation) -> None:
+    def _send(self, packed: Tensor, generation: CopyGeneration) -> None:
         keeper = self._keeper
         assert keeper is not None  # noqa: S101  the tier is on
         keeper.save(packed)
@@ -193,14 +193,14 @@ class MemoryTier:
         assert held is not None  # noqa: S101  it was just saved
         generation.write(self._key, packed, held, keeper.fingerprints)
 
-    def _generations(self) -> list[Generation]:
+    def _generations(self) -> list[CopyGeneration]:
         """What this rank holds, the newest first."""
         if not self._folder.exists():
             return []
-        found = [Generation(path) for path in self._folder.iterdir() if path.name.startswith("step-")]
+        found = [CopyGeneration(path) for path in self._folder.iterdir() if path.name.startswith("step-")]
         return sorted(found, key=lambda generation: generation.number, reverse=True)
 
-    def resume(self, parts: list[Part], volume_step: int) -> Progress | None:
+    def resume(self, parts: list[StatePart], volume_step: int) -> RunProgress | None:
         """Fills `parts` from the newest state that the nodes hold between them, if it is newer than the volume's; else None.
 
         Every rank must call it. What cannot be rebuilt is told of and left to the volume; `parts` are then as they were. What is older
@@ -235,7 +235,7 @@ class MemoryTier:
             logger.info("resuming step %d from memory, the volume has step %d: %s", number[0], volume_step, where)
         return _from_tensors(state)
 
-    def _newest(self, mine: dict[tuple[int, int], Generation]) -> tuple[tuple[int, int], list[int]]:
+    def _newest(self, mine: dict[tuple[int, int], CopyGeneration]) -> tuple[tuple[int, int], list[int]]:
         """The newest generation that can be rebuilt, and the ranks that lack it; the same on all ranks."""
         numbers = [*mine, *[_NONE] * _KEPT][:_KEPT]
         flat = [float(part) for number in numbers for part in number]
@@ -253,7 +253,7 @@ class MemoryTier:
                 return number, lost
         return _NONE, []
 
-    def _say(self, mine: dict[tuple[int, int], Generation], volume_step: int) -> None:
+    def _say(self, mine: dict[tuple[int, int], CopyGeneration], volume_step: int) -> None:
         if mine and max(mine)[0] > volume_step:
             logger.error(
                 "COPIES IN MEMORY up to step %d cannot be used: too many nodes were lost; the volume has step %d",
@@ -261,7 +261,7 @@ class MemoryTier:
                 volume_step,
             )
 
-    def _rebuild(self, generation: Generation | None, parts: list[Part]) -> dict[str, Tensor]:
+    def _rebuild(self, generation: CopyGeneration | None, parts: list[StatePart]) -> dict[str, Tensor]:
         keeper, own = self._keeper, None
         assert keeper is not None  # noqa: S101  the tier is on
         if generation is not None:
@@ -286,7 +286,7 @@ class MemoryTier:
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
-def _as_tensors(progress: Progress) -> dict[str, Tensor]:
+def _as_tensors(progress: RunProgress) -> dict[str, Tensor]:
     checksum = progress.checksum - (1 << 64) if progress.checksum >> 63 else progress.checksum
     loss = math.nan if progress.loss is None else progress.loss
     return {
@@ -296,6 +296,6 @@ def _as_tensors(progress: Progress) -> dict[str, Tensor]:
     }
 
 
-def _from_tensors(state: dict[str, Tensor]) -> Progress:
+def _from_tensors(state: dict[str, Tensor]) -> RunProgress:
     step, checksum, loss = (state[f"{_PROGRESS}{name}"].item() for name in ("step", "checksum", "loss"))
-    return Progress(int(step), int(checksum) & ((1 << 64) - 1), None if math.isnan(loss) else float(loss))
+    return RunProgress(int(step), int(checksum) & ((1 << 64) - 1), None if math.isnan(loss) else float(loss))
