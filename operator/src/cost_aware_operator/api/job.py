@@ -43,7 +43,7 @@ class JobReference:
 class TrainingJob:
     """A CostAwareTrainingJob as it was read from the API server.
 
-    `status` is what the last reconcile wrote; a status this version cannot read counts as none.
+    `status` is what the last reconcile wrote.
     """
 
     key: JobKey
@@ -64,7 +64,7 @@ class TrainingJob:
         """Reads the API server's document.
 
         Raises:
-            pydantic.ValidationError: the spec does not fit this version's models.
+            pydantic.ValidationError: spec or status does not fit this version's models.
         """
         metadata = document["metadata"]
         return cls(

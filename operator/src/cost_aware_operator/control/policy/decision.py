@@ -23,7 +23,8 @@ class Event:
 class Decision:
     """The acts of one reconcile, in the order in which they are done.
 
-    The record is saved before agents are told anything, the status is written once after all acts, events are posted last.
+    The record is saved before Job and pods are touched and agents are told anything, the status is written once after all acts, events
+    are posted last.
     `pods` is how many the Job shall have; None leaves it as it is. With `keep_off`, something else has the name of a child, and
     nothing but the status is written.
     """

@@ -17,6 +17,7 @@ from cost_aware_operator.control.reading.believable import believed, left_result
 from cost_aware_operator.control.reading.facts import Facts, MissingClaim, Unheard
 from cost_aware_operator.control.reading.memory import Memory
 from cost_aware_operator.control.reading.run_record import RunRecord, from_data
+from cost_aware_operator.control.unreadable import RecordUnreadableError
 from cost_aware_operator.costs.tables.prices import PriceBook
 from cost_aware_operator.engines.cluster import Cluster, owner_uids
 from cost_aware_operator.observing.samples import Scrape
@@ -120,7 +121,12 @@ class Gatherer:
         self._clock = clock
 
     async def facts(self, job: TrainingJob, memory: Memory) -> Facts:
-        """One job's world now."""
+        """One job's world now.
+
+        Raises:
+            ApiError: the API server refused or could not be reached.
+            RecordUnreadableError: the stored record is of another form.
+        """
         child, documents, (record, order, result, foreign), missing = await asyncio.gather(
             self._cluster.child_job(job.key),
             self._cluster.pods(job.key.namespace, labels(job.key.name)),
@@ -216,7 +222,10 @@ class Gatherer:
             return RunRecord(), None, None, ""
         if job.uid not in stored.owner_uids:
             return RunRecord(), None, None, in_the_way("ConfigMap", record_name(job.key.name))
-        record, order, result = from_data(dict(stored.data))
+        try:
+            record, order, result = from_data(dict(stored.data))
+        except ValueError as error:
+            raise RecordUnreadableError(record_name(job.key.name), error) from error
         # between saves the ledger is ahead of what is stored; both lead to the same sums
         if (
             memory.saved is not None
