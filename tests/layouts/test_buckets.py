@@ -3,8 +3,7 @@
 import statistics
 
 import pytest
-from tests.layouts.conftest import MODELS
-from tests.layouts.test_equivalence import assert_same_run
+from tests.support.ranks.layouts import MODELS, assert_same_run
 
 from cost_aware_trainer.contract import Compression, DegreesPlan
 

@@ -4,28 +4,12 @@ import dataclasses
 import shutil
 
 import pytest
-from tests.layouts.conftest import MODELS
+from tests.support.ranks.layouts import MODELS, TOLERANCE, assert_same_run, layouts, losses, name_of
 
 from cost_aware_trainer.contract import DegreesPlan, Precision, Recompute, Schedule, Sharding
 
-TOLERANCE = 1e-5
 SAVED_STEP = 10
 CONTINUED_STEPS = 2
-
-
-def layouts(ranks):
-    """All ways to write a number of ranks as data × tensor × pipeline."""
-    divisors = [d for d in range(1, ranks + 1) if ranks % d == 0]
-    return [
-        DegreesPlan(data=data, tensor=tensor, pipeline=ranks // data // tensor)
-        for data in divisors
-        for tensor in divisors
-        if ranks % (data * tensor) == 0
-    ]
-
-
-def name_of(value):
-    return f"{value.data}x{value.tensor}x{value.pipeline}" if isinstance(value, DegreesPlan) else None
 
 
 LAYOUTS = [
@@ -33,16 +17,6 @@ LAYOUTS = [
     for world in (4, 8)
     for degrees in layouts(world)
 ]
-
-
-def losses(run):
-    return [step["loss"] for step in run["steps"]]
-
-
-def assert_same_run(run, expected):
-    assert losses(run) == pytest.approx(losses(expected), abs=TOLERANCE)
-    assert run["result"]["heldout_loss"] == pytest.approx(expected["result"]["heldout_loss"], abs=TOLERANCE)
-    assert run["result"]["samples_checksum"] == expected["result"]["samples_checksum"]
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])

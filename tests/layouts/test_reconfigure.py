@@ -5,8 +5,8 @@ import random
 import statistics
 
 import pytest
-from tests.layouts.conftest import MODELS
-from tests.layouts.test_equivalence import assert_same_run, layouts
+from tests.support.ranks.layouts import MODELS, assert_same_run, layouts
+from tests.support.ranks.pool import PoolError
 
 from cost_aware_trainer.contract import DegreesPlan, Redundancy, Schedule, Sharding
 
@@ -67,8 +67,6 @@ def test_copies_in_memory_go_along_with_the_layout(pool, plan_of, reference, tmp
 
 
 def test_a_plan_that_cannot_follow_ends_the_run_with_its_reason(pool, plan_of):
-    from tests.support.rank_pool import PoolError
-
     first = plan_of(DegreesPlan(data=2))
     wrong = dataclasses.replace(plan_of(DegreesPlan(tensor=2), folder=first.checkpoint.folder), seed=1)
     with pytest.raises(PoolError, match=r"only degrees, strategy and batch\.micro_samples can change"):
