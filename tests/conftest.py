@@ -7,6 +7,7 @@ import os
 import hypothesis
 
 pytest_plugins = [
+    "tests.support.rotation",
     "tests.support.cluster.fixtures",
     "tests.support.data_server",
     "tests.support.ranks.plans",

@@ -33,6 +33,7 @@ def test_a_walk_over_all_ways_trains_the_same_samples_to_the_same_losses(pool, p
     assert [step["attempt"] for step in changed] == list(range(1, len(WAYS)))
 
 
+@pytest.mark.alone
 def test_ten_random_changes_leave_the_samples_as_they_are_in_about_a_second_each(pool, plan_of, reference):
     chooser = random.Random(5)
     first = plan_of(DegreesPlan(data=4), steps=30)

@@ -125,7 +125,6 @@ def test_an_agent_without_a_release_leaves_after_lingering(start_agent, script):
     assert agent.process.wait(60) == 0
 
 
-@pytest.mark.slow
 def test_what_a_complete_run_came_to_is_left_for_the_kubelet(start_agent, make_plan, tmp_path):
     file = tmp_path / "termination-log"
     file.touch()
@@ -145,7 +144,6 @@ def test_an_invalid_plan_is_reported_and_the_agent_stays_for_the_reader(start_ag
     assert agent.process.poll() is None
 
 
-@pytest.mark.slow
 def test_terminated_then_killed_then_resumed_ends_as_if_undisturbed(
     start_agent, make_plan, finish, final_weights, tmp_path
 ):
@@ -174,7 +172,6 @@ def test_terminated_then_killed_then_resumed_ends_as_if_undisturbed(
     assert steps[0] == stopped.step + 1
 
 
-@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_within_seconds_and_a_new_attempt_goes_on(start_agent, make_plan, tmp_path):
     plan, log = make_plan("hung", data=2, steps=60, interval_seconds=0.2), tmp_path / "steps.jsonl"
     entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
@@ -192,7 +189,6 @@ def test_a_rank_that_hangs_is_named_within_seconds_and_a_new_attempt_goes_on(sta
     assert agent.wait_for(AgentPhase.COMPLETED, timeout=240).result.step == 60
 
 
-@pytest.mark.slow
 def test_a_user_s_own_rank_that_hangs_between_steps_is_named(start_agent, script, tmp_path):
     agent = start_agent("--stall-seconds=0.4")
     program = f"""
@@ -211,7 +207,6 @@ with TrainingSession(model, optimizer, folder={str(tmp_path / "run")!r}, samples
     assert message.startswith(f"stalled: rank 1 on {agent.status.pod}, step 31, compute: has not got on for")
 
 
-@pytest.mark.slow
 def test_two_pods_train_one_run_and_survive_the_loss_of_one(start_agent, make_plan, finish, final_weights, tmp_path):
     undisturbed = finish(make_plan("undisturbed", data=2, steps=120, interval_seconds=0.2))
     plan, log = make_plan("disturbed", data=2, steps=120, interval_seconds=0.2), tmp_path / "steps.jsonl"
@@ -248,7 +243,6 @@ def test_two_pods_train_one_run_and_survive_the_loss_of_one(start_agent, make_pl
     assert final_weights(plan) == final_weights(make_plan("undisturbed"))
 
 
-@pytest.mark.slow
 def test_a_replaced_pod_gets_its_state_from_its_peer_s_memory(start_agent, make_plan, changed, finish, tmp_path):
     undisturbed = finish(make_plan("undisturbed", data=2, steps=120))
     plan, log = make_plan("disturbed", data=2, steps=120), tmp_path / "steps.jsonl"
@@ -277,7 +271,6 @@ def with_strategy(plan, degrees, **changes):
     return dataclasses.replace(plan, degrees=degrees, **changes)
 
 
-@pytest.mark.slow
 def test_an_order_for_another_layout_goes_on_in_the_same_processes(start_agent, make_plan, finish, tmp_path):
     undisturbed = finish(make_plan("undisturbed", data=2, steps=300))
     plan, log = make_plan("changed", data=2, steps=300), tmp_path / "steps.jsonl"
@@ -307,7 +300,6 @@ def test_an_order_for_another_layout_goes_on_in_the_same_processes(start_agent, 
     assert {step["attempt"] for step in steps} == {1, 2, 3}
 
 
-@pytest.mark.slow
 def test_ranks_that_cannot_go_on_in_process_are_started_anew(start_agent, make_plan, tmp_path):
     plan, log = make_plan("stuck", data=2, steps=40, interval_seconds=0.2), tmp_path / "steps.jsonl"
     agent = start_agent("--reconfigure-seconds=1")

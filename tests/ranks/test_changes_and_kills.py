@@ -20,7 +20,6 @@ LAYOUTS = [DegreesPlan(data=2), DegreesPlan(tensor=2), DegreesPlan(pipeline=2), 
 CHANGES, KILLS, STEPS = 10, 5, 600
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_ten_random_changes_and_five_kills_train_exactly_the_samples_of_a_run_left_alone(
     start_agent, make_plan, finish, tmp_path

@@ -68,7 +68,7 @@ def ready(start_agent):
     return agent
 
 
-@pytest.mark.slow
+@pytest.mark.alone
 def test_attempts_are_forked_from_a_server_that_has_pytorch_and_end_as_if_undisturbed(
     start_agent, make_plan, finish, final_weights, tmp_path
 ):
@@ -110,7 +110,6 @@ def test_attempts_are_forked_from_a_server_that_has_pytorch_and_end_as_if_undist
     assert final_weights(plan) == final_weights(make_plan("undisturbed"))
 
 
-@pytest.mark.slow
 def test_a_fork_server_that_dies_before_the_ranks_begin_costs_seconds_and_no_attempt(start_agent, make_plan, tmp_path):
     plan, log = make_plan("forked", data=2, steps=40), tmp_path / "steps.jsonl"
     entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
@@ -126,7 +125,6 @@ def test_a_fork_server_that_dies_before_the_ranks_begin_costs_seconds_and_no_att
     assert "died before any rank had begun" in (agent.folder / "agent.log").read_text()
 
 
-@pytest.mark.slow
 def test_a_fork_server_that_stands_still_is_not_waited_for_by_the_next_attempt(start_agent, make_plan, tmp_path):
     plan, log = make_plan("forked", data=2, steps=40), tmp_path / "steps.jsonl"
     entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
@@ -139,7 +137,6 @@ def test_a_fork_server_that_stands_still_is_not_waited_for_by_the_next_attempt(s
     assert {step["attempt"] for step in steps_of(log)} == {2}
 
 
-@pytest.mark.slow
 def test_an_attempt_that_is_overtaken_while_pytorch_is_imported_never_begins(start_agent, make_plan, tmp_path):
     plan, log = make_plan("overtaken", data=2, steps=20), tmp_path / "steps.jsonl"
     entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
@@ -152,7 +149,6 @@ def test_an_attempt_that_is_overtaken_while_pytorch_is_imported_never_begins(sta
     assert "the fork server died" not in (agent.folder / "agent.log").read_text()
 
 
-@pytest.mark.slow
 def test_pytorch_is_imported_before_the_first_order_only_where_that_is_going_to_need_it(start_agent):
     assert fork_server_of(ready(start_agent)) is not None
     others = start_agent(), start_agent(**{ENV_PRELOAD: "1", ENV_COLD: "1"})
@@ -160,7 +156,6 @@ def test_pytorch_is_imported_before_the_first_order_only_where_that_is_going_to_
     assert [fork_server_of(other) for other in others] == [None, None]
 
 
-@pytest.mark.slow
 def test_where_ranks_must_not_be_forked_they_are_new_processes(start_agent, make_plan):
     agent = start_agent(**{ENV_PRELOAD: "1", ENV_COLD: "1"})
     agent.send("/order", order_of(agent, 1, ["-m", "cost_aware_trainer"], make_plan(steps=20)))

@@ -164,6 +164,7 @@ def test_unusable_folders_are_invalid_on_every_rank(make_plan, start_run, change
         assert says in run.result.message
 
 
+@pytest.mark.alone
 def test_the_phases_of_a_step_add_up_to_its_wall_time(make_plan, start_run):
     # Long enough that 2 % is far more than an observer on a busy machine is late in seeing a line.
     run = start_run(make_plan("w", data=2, steps=410, interval_seconds=0.2))

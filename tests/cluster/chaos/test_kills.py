@@ -13,7 +13,7 @@ from devtools.cluster import OPERATOR_NAMESPACE, Space, example, merged
 from tests.support.cluster.pod_lives import PodLives
 from tests.support.cluster.truth import assert_books_close, assert_exactly_once
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 SEED = int(os.environ.get("CATJ_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 STEPS = 90
 

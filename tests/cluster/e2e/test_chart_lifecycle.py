@@ -17,7 +17,7 @@ import pytest
 import yaml
 from tests.support import ROOT
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster]
 
 CHART = ROOT / "charts/cost-aware-training-operator"
 CRD = ROOT / "crds/costaware.dev_costawaretrainingjobs.yaml"

@@ -9,7 +9,7 @@ import pytest
 from devtools.cluster import Space, manifest
 from tests.support.cluster.truth import assert_exactly_once
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster]
 
 
 DEGREES = {"data": (2, 1, 1), "tensor": (1, 2, 1), "pipeline": (1, 1, 2)}

@@ -13,7 +13,7 @@ import yaml
 from devtools.cluster import Space, script
 from tests.support import ROOT
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+pytestmark = [pytest.mark.cluster]
 
 STEPS = 2000
 
