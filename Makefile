@@ -35,6 +35,10 @@ lock: ## Pins what pyproject.toml asks for in requirements/
 	$(COMPILE) --extra trainer --output-file requirements/trainer.txt pyproject.toml
 	$(COMPILE) --all-extras --output-file requirements/dev.txt pyproject.toml
 
+.PHONY: check
+check: venv ## Style, types and imports, in under a minute
+	.ci/stages lint typecheck imports
+
 .PHONY: lint
 lint: venv ## Style and common mistakes (ruff)
 	ruff check
@@ -63,38 +67,56 @@ chart-crds: ## Copies the CustomResourceDefinition into the chart
 
 ## Tests
 
+# Tests that measure seconds are marked `alone` and run one at a time, the others on two cores.
+PYTEST := pytest --durations=20
+BESIDE := -n 2 --dist worksteal
+
 .PHONY: test
-test: ## Everything: lint, types, imports, unit, layouts; then the cluster, and component, e2e and chaos tests on it
-	.ci/stages venv lint typecheck imports test-unit test-layouts-short cluster-up images data test-component test-e2e test-chaos
+test: ## All tests that need neither Docker nor root: units, recorded cases, real ranks over gloo
+	.ci/stages venv test-beside test-alone
+
+.PHONY: test-beside
+test-beside: venv ## Those of `make test` that may run beside each other
+	$(PYTEST) $(BESIDE) -m "not cluster and not exhaustive and not alone" tests
+
+.PHONY: test-alone
+test-alone: venv ## Those of `make test` that measure seconds, one at a time
+	$(PYTEST) -m "alone and not cluster and not exhaustive" tests
 
 .PHONY: test-unit
-test-unit: venv ## Tests without a cluster
-	pytest -n 2 tests/unit
+test-unit: venv ## Units only
+	$(PYTEST) $(BESIDE) tests/unit
 
 .PHONY: test-layouts
 test-layouts: venv ## Every data x tensor x pipeline layout of 4 and of 8 ranks: equal losses, any checkpoint into any other
-	pytest tests/layouts
+	$(PYTEST) tests/layouts
 
-.PHONY: test-layouts-short
-test-layouts-short: venv ## The same for 4 ranks only
-	pytest tests/layouts -m "not slow"
+.PHONY: test-exhaustive
+test-exhaustive: venv ## What `make test` leaves out: all layouts of 4 and of 8 ranks
+	$(PYTEST) -m "exhaustive and not cluster" tests
 
-.PHONY: test-component
-test-component: venv ## Tests of one part against a real API server or real ranks (needs cluster-up and images)
-	pytest tests/component
+COMMIT ?= $(shell git rev-parse HEAD)
 
-.PHONY: test-e2e
-test-e2e: venv ## Whole training jobs on the cluster (needs cluster-up and images)
-	pytest tests/e2e
+.PHONY: test-twentieth
+test-twentieth: venv ## One twentieth of `make test-exhaustive`, chosen by the commit
+	$(PYTEST) -m "exhaustive and not cluster" --twentieth=$(COMMIT) tests
 
-.PHONY: test-chaos
-test-chaos: venv ## Training jobs while pods, nodes and the operator are killed (needs cluster-up and images)
-	pytest tests/chaos
+.PHONY: test-cluster
+test-cluster: ## All tests that need a real cluster, which this brings up
+	.ci/stages venv cluster-up images data test-on-cluster
+
+.PHONY: test-on-cluster
+test-on-cluster: venv ## The same on the cluster, images and data that are there
+	$(PYTEST) tests/cluster tests/unit/packaging/test_chart.py
+
+.PHONY: test-all
+test-all: ## Everything: `make check`, `make test`, all layouts, `make test-cluster`
+	.ci/stages check test test-exhaustive test-cluster
 
 .PHONY: bench
 bench: venv ## Measures one decision by the number of pods, how right the cost models are, how fast the planner is, and what compression gains
 	python bench/control_loop.py
-	python bench/accuracy.py
+	python -m bench.accuracy
 	python bench/planner.py
 	python bench/compression.py
 

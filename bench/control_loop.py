@@ -8,22 +8,28 @@ Prints medians, and the ratio to the smallest job: the shape (linear in pods) is
 from __future__ import annotations
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import yaml
 
-from tests.unit.operator.factories import START, agent, child, facts, job, pod
-
+from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.control.reading.run_record import RunRecord, to_data
+from cost_aware_operator.costs.tables.prices import shipped
 from cost_aware_operator.observing.samples import RankSample, Scrape, parse_rank
-from cost_aware_operator.workload.views import NodeView
-from cost_aware_trainer.contract import AgentPhase, Metric, Phase
+from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
+from cost_aware_operator.workload.defaults import PodDefaults
+from cost_aware_operator.workload.job import template_hash
+from cost_aware_operator.workload.views import ChildJobView, NodeView, PodView
+from cost_aware_trainer.contract import AgentPhase, AgentStatus, Metric, Phase
 
+ROOT = Path(__file__).resolve().parents[1]
+START = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 SIZES = (2, 16, 128, 1024)
 
 
@@ -42,21 +48,39 @@ def sample(rank: int, seconds: float) -> RankSample:
                       resumed_step=0, phase_seconds=phases)  # fmt: skip
 
 
-def world(nodes: int):
-    given = job(nodes={"min": nodes, "max": nodes}, batch={"global": nodes})
-    pods = tuple(pod(i) for i in range(nodes))
-    scrapes = tuple(Scrape(at, tuple(sample(i, at) for i in range(nodes))) for at in (10.0, 20.0, 30.0))
-    record = RunRecord(attempt=1, attempt_at=START, members={p.index: p.uid for p in pods}, started_at=START)
-    return facts(
-        given,
-        30.0,
-        child=child(given),
+def world(nodes: int) -> Facts:
+    """The example's run on so many nodes, half a minute after its start: every pod runs and was scraped three times."""
+    document = yaml.safe_load((ROOT / "examples/byte-gpt.yaml").read_text())
+    document["metadata"] |= {"namespace": "team", "uid": "uid", "generation": 1, "creationTimestamp": START.isoformat()}
+    del document["spec"]["budget"]
+    document["spec"] |= {"batch": {"global": nodes}, "nodes": {"min": nodes, "max": nodes}}
+    job, prices = TrainingJob.parse(document), shipped()
+    plan = make_plan(PlanInput(job.spec, prices))
+    assert isinstance(plan, Plan), plan
+    pods = tuple(
+        PodView(f"gpt-{i}", f"pod-{i}", i, f"10.0.{i // 256}.{i % 256}", f"node-{i}", "Running", START, START, None,
+                deleting=False, running=True)
+        for i in range(nodes)
+    )  # fmt: skip
+    return Facts(
+        job=job,
+        now=START + timedelta(seconds=30),
+        child=ChildJobView("child", False, template_hash(job, plan), False, False, None, START, START),
         pods=pods,
-        nodes={p.node: NodeView(p.node, "p3.2xlarge", f"zone-{p.index % 3}", False) for p in pods if p.node},
-        agents={p.uid: agent(p.index, AgentPhase.RUNNING) for p in pods},
+        departed=(),
+        nodes={
+            f"node-{p.index}": NodeView(f"node-{p.index}", "p3.2xlarge", f"zone-{p.index % 3}", False) for p in pods
+        },
+        record=RunRecord(attempt=1, attempt_at=START, members={p.index: p.uid for p in pods}, started_at=START),
+        order=None,
+        result=None,
+        prices=prices,
+        defaults=PodDefaults(),
+        agents={
+            p.uid: AgentStatus(version=1, pod=p.name, index=p.index, attempt=1, phase=AgentPhase.RUNNING) for p in pods
+        },
         samples={p.uid: (sample(p.index, 30.0),) for p in pods},
-        scrapes=scrapes,
-        record=record,
+        scrapes=tuple(Scrape(at, tuple(sample(i, at) for i in range(nodes))) for at in (10.0, 20.0, 30.0)),
     )
 
 

@@ -23,6 +23,10 @@ import time
 import urllib.request
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from devtools.steps_log import steps_of
+
 from cost_aware_trainer.contract import (
     ENV_PRELOAD,
     BatchPlan,
@@ -117,11 +121,7 @@ class Pod:
 
     def steps(self) -> list[dict[str, object]]:
         """Steps of the newest attempt."""
-        path = self.folder / "steps.jsonl"
-        text = path.read_text() if path.exists() else ""
-        # of a line that is being written only a part may be there
-        lines = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
-        return [line for line in lines if line["attempt"] == self.attempt]
+        return [step for step in steps_of(self.folder / "steps.jsonl") if step["attempt"] == self.attempt]
 
     def wait_for_steps(self, count: int, patience_seconds: float = 180.0) -> None:
         deadline_seconds = time.monotonic() + patience_seconds

@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from bench.reconfigure import MODEL, RANKS
-from tests.support.cluster import Cluster, Space, manifest, script
+from devtools.cluster import Cluster, Space, manifest, script
 
 NAMESPACE, JOB = "catj-recreate", "recreated"
 PATIENCE_SECONDS = 300.0

@@ -18,7 +18,7 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.support.cluster import LAST_WORKER, Cluster, Space, manifest, script
+from devtools.cluster import LAST_WORKER, Cluster, Space, manifest, script
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "kvHeads": 2, "ffn": 344, "sequenceLength": 128, "vocabulary": 256}

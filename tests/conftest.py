@@ -1,44 +1,20 @@
-"""Fixtures of the tests that need the cluster; they bring up what is missing, so that each suite runs by itself."""
+"""What all tests share: the fixtures of `tests/support`, and how examples of property tests are chosen."""
 
 from __future__ import annotations
 
 import os
-import uuid
-from collections.abc import Callable, Iterator
 
 import hypothesis
-import pytest
-from tests.support.cluster import Cluster, Space, script
+
+pytest_plugins = [
+    "tests.support.rotation",
+    "tests.support.cluster.fixtures",
+    "tests.support.data_server",
+    "tests.support.ranks.plans",
+    "tests.support.ranks.runs",
+    "tests.support.ranks.agents",
+]
 
 # Machines are busy at times, so no example has a deadline; in CI the same examples run each time, a failure there is a change's
 hypothesis.settings.register_profile("tests", deadline=None, derandomize=bool(os.environ.get("CI")))
 hypothesis.settings.load_profile("tests")
-
-
-@pytest.fixture(scope="session")
-def cluster() -> Cluster:
-    """The cluster, with the operator of this checkout on it."""
-    script("install")
-    return Cluster.connect()
-
-
-@pytest.fixture(scope="session")
-def make_space(cluster: Cluster) -> Iterator[Callable[[str], Space]]:
-    """Makes namespaces with volumes, and removes them in the end."""
-    made: list[str] = []
-
-    def make(prefix: str) -> Space:
-        name = f"catj-{prefix}-{uuid.uuid4().hex[:6]}"
-        made.append(name)
-        script("volumes", name)
-        return Space(cluster, name)
-
-    yield make
-    for name in made:
-        script("forget", name)
-
-
-@pytest.fixture(scope="module")
-def space(request: pytest.FixtureRequest, make_space: Callable[[str], Space]) -> Space:
-    """A namespace for the tests of one file."""
-    return make_space(request.module.__name__.rsplit("test_", 1)[-1].replace("_", "-")[:20])

@@ -3,32 +3,14 @@
 import dataclasses
 
 import pytest
-from tests.support.rank_pool import RankPool
-from tests.support.trainer_fixtures import *  # noqa: F403
+from tests.support.ranks.layouts import GLOBAL_SAMPLES, MODELS
+from tests.support.ranks.pool import RankPool
 
-from cost_aware_trainer.contract import (
-    BatchPlan,
-    CheckpointPlan,
-    DegreesPlan,
-    ModelPlan,
-    OptimizerPlan,
-    RunPlan,
-    StrategyPlan,
-)
-
-GLOBAL_SAMPLES = 16
-# Odd layer counts; fewer key heads than heads; eight stages and eight tensor ranks for the larger.
-MODELS = {
-    4: ModelPlan(layers=5, hidden=32, heads=8, kv_heads=4, ffn=48, sequence_length=16, vocabulary=256),
-    8: ModelPlan(layers=9, hidden=32, heads=16, kv_heads=8, ffn=48, sequence_length=16, vocabulary=256),
-}
+from cost_aware_trainer.contract import BatchPlan, CheckpointPlan, DegreesPlan, OptimizerPlan, RunPlan, StrategyPlan
 
 
 @pytest.fixture(scope="session")
 def pool(forkserver):
-    forkserver.set_forkserver_preload(
-        ["cost_aware_trainer.training.trainer", "torch._dynamo", "tests.support.pool_cases"]
-    )
     pool = RankPool(forkserver, 8)
     yield pool
     pool.close()

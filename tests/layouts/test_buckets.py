@@ -3,8 +3,7 @@
 import statistics
 
 import pytest
-from tests.layouts.conftest import MODELS
-from tests.layouts.test_equivalence import assert_same_run
+from tests.support.ranks.layouts import MODELS, assert_same_run
 
 from cost_aware_trainer.contract import Compression, DegreesPlan
 
@@ -13,6 +12,7 @@ def overlapped(run):
     return statistics.median(step["overlapped_seconds"] / step["step_seconds"] for step in run["steps"][1:])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("degrees", [DegreesPlan(data=4), DegreesPlan(data=2, pipeline=2)])
 def test_losses_do_not_depend_on_buckets_and_small_ones_travel_behind_computation(train, plan_of, reference, degrees):
     small, whole = (train(plan_of(degrees, bucket_mib=mib)) for mib in (0.004, 1024.0))
@@ -25,6 +25,7 @@ def test_losses_do_not_depend_on_buckets_and_small_ones_travel_behind_computatio
     assert overlapped(small) > overlapped(whole)
 
 
+@pytest.mark.alone
 def test_compressed_sums_are_timed_too(train, plan_of):
     run = train(plan_of(DegreesPlan(data=2), bucket_mib=0.004, compression=Compression.INT8))
     assert overlapped(run) > 0.02

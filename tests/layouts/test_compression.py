@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.support.ranks.layouts import name_of
 
 from cost_aware_trainer.contract import Compression, DegreesPlan, ModelPlan, Sharding
 from cost_aware_trainer.models.decoder import parameter_shapes
@@ -125,6 +126,7 @@ LAYOUTS = {
 CLOSE = {Compression.BF16: 0.005, Compression.INT8: 0.01, Compression.INT4: 0.02}
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("compression", list(CLOSE))
 @pytest.mark.parametrize("layout", list(LAYOUTS))
 def test_the_trainer_reaches_the_loss_of_fp32_and_says_what_it_sent(train, plan_of, reference, layout, compression):
@@ -171,20 +173,30 @@ def whole(shapes, parts):
     return tensors
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "sharding", "strategy"),
-    [
-        (DegreesPlan(data=4), DegreesPlan(data=2, tensor=2), "none", {"compression": Compression.INT4}),
-        (DegreesPlan(data=2, tensor=2), DegreesPlan(data=2, pipeline=2), "none", {"compression": Compression.INT8}),
-        (DegreesPlan(data=2, pipeline=2), DegreesPlan(data=4), "none", {}),
-        (DegreesPlan(data=2, tensor=2), DegreesPlan(data=4), "none", {"sharding": Sharding.ZERO3}),
-        (DegreesPlan(data=2, pipeline=2), DegreesPlan(tensor=4), "none", {}),
-        (DegreesPlan(data=4), DegreesPlan(data=2, tensor=2), "zero1", {"compression": Compression.INT4}),
-        (DegreesPlan(data=2, tensor=2), DegreesPlan(data=4), "zero3", {"sharding": Sharding.ZERO3}),
-        (DegreesPlan(data=2, pipeline=2), DegreesPlan(data=4), "zero2", {}),
-    ],
-)
-@pytest.mark.parametrize("by_checkpoint", [False, True], ids=["in-process", "from-checkpoint"])
+CHANGES = [
+    (DegreesPlan(data=4), DegreesPlan(data=2, tensor=2), "none", {"compression": Compression.INT4}),
+    (DegreesPlan(data=2, tensor=2), DegreesPlan(data=2, pipeline=2), "none", {"compression": Compression.INT8}),
+    (DegreesPlan(data=2, pipeline=2), DegreesPlan(data=4), "none", {}),
+    (DegreesPlan(data=2, tensor=2), DegreesPlan(data=4), "none", {"sharding": Sharding.ZERO3}),
+    (DegreesPlan(data=2, pipeline=2), DegreesPlan(tensor=4), "none", {}),
+    (DegreesPlan(data=4), DegreesPlan(data=2, tensor=2), "zero1", {"compression": Compression.INT4}),
+    (DegreesPlan(data=2, tensor=2), DegreesPlan(data=4), "zero3", {"sharding": Sharding.ZERO3}),
+    (DegreesPlan(data=2, pipeline=2), DegreesPlan(data=4), "zero2", {}),
+]
+HANDED_OVER = [
+    pytest.param(
+        *change,
+        by_checkpoint,
+        # each change by one of the two ways in every run, by the other among the exhaustive tests
+        marks=[] if by_checkpoint == (number % 2 == 1) else [pytest.mark.exhaustive],
+        id=f"{name_of(change[0])}-{name_of(change[1])}-{number}-{'from-checkpoint' if by_checkpoint else 'in-process'}",
+    )
+    for number, change in enumerate(CHANGES)
+    for by_checkpoint in (False, True)
+]
+
+
+@pytest.mark.parametrize(("before", "after", "sharding", "strategy", "by_checkpoint"), HANDED_OVER)
 def test_what_compression_owes_is_owed_whole_after_a_change_of_degrees(
     pool, plan_of, before, after, sharding, strategy, by_checkpoint
 ):

@@ -18,6 +18,7 @@ def test_levels_that_a_run_does_not_have_are_left_out(pool):
     assert pool.run(1, "probe_links", hosts=["a"])[0][0] == {}
 
 
+@pytest.mark.alone
 def test_a_slow_link_is_measured_in_bounded_time(pool):
     """100 Mbit/s, 2 ms: no more than half a second, and right within a quarter."""
     found, seconds = pool.run(2, "probe_links", hosts=["a", "b"], delay_seconds=0.002, bytes_per_second=12.5e6)[0]

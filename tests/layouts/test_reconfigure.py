@@ -5,8 +5,8 @@ import random
 import statistics
 
 import pytest
-from tests.layouts.conftest import MODELS
-from tests.layouts.test_equivalence import assert_same_run, layouts
+from tests.support.ranks.layouts import MODELS, assert_same_run, layouts
+from tests.support.ranks.pool import PoolError
 
 from cost_aware_trainer.contract import DegreesPlan, Redundancy, Schedule, Sharding
 
@@ -33,6 +33,7 @@ def test_a_walk_over_all_ways_trains_the_same_samples_to_the_same_losses(pool, p
     assert [step["attempt"] for step in changed] == list(range(1, len(WAYS)))
 
 
+@pytest.mark.alone
 def test_ten_random_changes_leave_the_samples_as_they_are_in_about_a_second_each(pool, plan_of, reference):
     chooser = random.Random(5)
     first = plan_of(DegreesPlan(data=4), steps=30)
@@ -67,8 +68,6 @@ def test_copies_in_memory_go_along_with_the_layout(pool, plan_of, reference, tmp
 
 
 def test_a_plan_that_cannot_follow_ends_the_run_with_its_reason(pool, plan_of):
-    from tests.support.rank_pool import PoolError
-
     first = plan_of(DegreesPlan(data=2))
     wrong = dataclasses.replace(plan_of(DegreesPlan(tensor=2), folder=first.checkpoint.folder), seed=1)
     with pytest.raises(PoolError, match=r"only degrees, strategy and batch\.micro_samples can change"):

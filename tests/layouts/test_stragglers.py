@@ -14,6 +14,7 @@ def waits(steps):
     return {phase: statistics.median(s["seconds"][phase] for s in steps[1:]) for phase in steps[0]["seconds"]}
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("degrees", [DegreesPlan(data=4), DegreesPlan(data=2, tensor=2), DegreesPlan(tensor=4)])
 def test_peers_of_a_slow_rank_book_their_wait_for_it_and_it_does_not(pool, plan_of, degrees):
     plan = plan_of(degrees, steps=10, micro=16 // degrees.data)
@@ -28,6 +29,7 @@ def test_peers_of_a_slow_rank_book_their_wait_for_it_and_it_does_not(pool, plan_
         assert next(left) < next(left) + 0.6 * DELAY_SECONDS
 
 
+@pytest.mark.alone
 def test_stages_of_a_pipeline_are_not_compared(pool, plan_of):
     plan = plan_of(DegreesPlan(data=2, pipeline=2), steps=10)
     ranks = pool.run(4, "straggle", plan=plan.to_json(), slow_rank=0, seconds=DELAY_SECONDS)

@@ -1,4 +1,4 @@
-"""The fitted parameters that ship: bench/accuracy.py --fit prints them, docs/design/20261121-cost-models.md says from what."""
+"""The fitted parameters that ship: python -m bench.accuracy --fit prints them, docs/design/20261121-cost-models.md says from what."""
 
 from __future__ import annotations
 

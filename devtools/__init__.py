@@ -1,0 +1,1 @@
+"""What tests and benches share: the development cluster, and what a run leaves behind."""

@@ -1,0 +1,38 @@
+"""Fixtures of the tests that need the cluster: the operator of this checkout on it, and namespaces of their own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from devtools.cluster import Cluster, Space, script
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Cluster:
+    """The cluster, with the operator of this checkout on it."""
+    script("install")
+    return Cluster.connect()
+
+
+@pytest.fixture(scope="session")
+def make_space(cluster: Cluster) -> Iterator[Callable[[str], Space]]:
+    """Makes namespaces with volumes, and removes them in the end."""
+    made: list[str] = []
+
+    def make(prefix: str) -> Space:
+        name = f"catj-{prefix}-{uuid.uuid4().hex[:6]}"
+        made.append(name)
+        script("volumes", name)
+        return Space(cluster, name)
+
+    yield make
+    for name in made:
+        script("forget", name)
+
+
+@pytest.fixture(scope="module")
+def space(request: pytest.FixtureRequest, make_space: Callable[[str], Space]) -> Space:
+    """A namespace for the tests of one file."""
+    return make_space(request.module.__name__.rsplit("test_", 1)[-1].replace("_", "-")[:20])

@@ -1,0 +1,149 @@
+"""The documentation says what the code does: the example, links, generated pages, names of metrics, reasons and fields."""
+
+import dataclasses
+import importlib.util
+import json
+import re
+import types
+import typing
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+import yaml
+from prometheus_client.metrics_core import Metric as Family
+from tests.support import ROOT
+
+from cost_aware_operator.api.spec import JobSpec
+from cost_aware_operator.api.status import ConditionType
+from cost_aware_operator.app.telemetry import Telemetry
+from cost_aware_operator.control.status.outcome import Outcome
+from cost_aware_trainer.contract import AgentPhase, CheckpointPlan, Metric, RunPlan
+from cost_aware_trainer.state.validation import check_plan
+
+SOURCES = ROOT / "operator/src/cost_aware_operator"
+DOCS = ROOT / "docs"
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
+
+
+def load_generator() -> types.ModuleType:
+    specification = importlib.util.spec_from_file_location("generate_docs", DOCS / "generate.py")
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+GENERATOR = load_generator()
+
+
+def fenced(page: Path, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """A page's headings as GitHub turns them into anchors."""
+    return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in HEADING.findall(page.read_text())}
+
+
+def test_the_readme_s_manifest_is_the_example() -> None:
+    (shown,) = fenced(ROOT / "README.md", "yaml")
+    example = (ROOT / "examples/byte-gpt.yaml").read_text()
+    assert yaml.safe_load(shown) == yaml.safe_load(example)
+    assert shown == example
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_is_a_valid_job(path: Path) -> None:
+    JobSpec.model_validate(yaml.safe_load(path.read_text())["spec"])
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_relative_links_lead_somewhere(page: Path) -> None:
+    broken = []
+    prose = re.sub(r"`[^`\n]*`", "", page.read_text())
+    for target in LINK.findall(prose):
+        if "://" in target:
+            continue
+        path, _, fragment = target.partition("#")
+        where = page.parent / path if path else page
+        if not where.exists() or (fragment and fragment not in anchors(where)):
+            broken.append(target)
+    assert broken == []
+
+
+def test_the_reference_is_the_generated_one() -> None:
+    assert GENERATOR.PAGE.read_text() == GENERATOR.page(), "run `python docs/generate.py`"
+
+
+def test_conditions_and_their_reasons_are_those_of_the_code() -> None:
+    documented = {reason for _, _, reason, _ in GENERATOR.CONDITIONS}
+    kinds = {kind for kind, *_ in GENERATOR.CONDITIONS}
+    assert {kind.value for kind in ConditionType} <= kinds
+    code = "\n".join(path.read_text() for path in sorted(SOURCES.rglob("*.py")))
+    given = set(re.findall(r'\b(?:Refusal|GiveUp|Wait)\(\s*"(\w+)"', code))
+    given |= set(re.findall(r'ConditionStatus\.\w+,\s*"(\w+)"', code))
+    given |= set(re.findall(r'\bhold\(\s*"(\w+)"', code))
+    # a pod's wait comes with a reason of its own, and so never with the outcome's
+    given |= {outcome.value for outcome in Outcome} - {"Restarting"}
+    assert given <= documented
+    assert [reason for reason in documented if f'"{reason}"' not in code] == []
+
+
+def test_metrics_are_those_of_the_code() -> None:
+    def exposed(family: Family) -> str:
+        return f"{family.name}_total" if family.type == "counter" else family.name
+
+    registry = Telemetry(lambda: 0.0, lambda: 0.0).registry
+    code = {exposed(family) for family in registry.collect()} | {metric.value for metric in Metric}
+    rows = re.findall(r"^\| `(catj_\w+)` \|", (DOCS / "operations.md").read_text(), re.MULTILINE)
+    assert len(rows) == len(set(rows))
+    assert set(rows) == code
+    mentioned = {name for page in PAGES for name in re.findall(r"\bcatj_\w*[a-z]\b", page.read_text())}
+    assert mentioned <= code
+
+
+def fields_of(message: type, prefix: str = "") -> set[str]:
+    kinds = typing.get_type_hints(message)
+    found: set[str] = set()
+    for field in dataclasses.fields(message):
+        kind, name = kinds[field.name], f"{prefix}{field.name}"
+        found |= fields_of(kind, f"{name}.") if dataclasses.is_dataclass(kind) else {name}
+    return found
+
+
+def test_every_field_of_the_run_plan_is_described() -> None:
+    text = (DOCS / "trainer.md").read_text().partition("## The run plan")[2].partition("\n## ")[0]
+    assert set(re.findall(r"^\| `([\w.]+)` \|", text, re.MULTILINE)) == fields_of(RunPlan)
+
+
+def test_every_phase_of_the_agent_is_described() -> None:
+    text = (DOCS / "trainer.md").read_text().partition("| Phase |")[2].partition("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == {phase.value for phase in AgentPhase}
+
+
+def test_the_example_plan_is_valid() -> None:
+    (shown,) = fenced(DOCS / "trainer.md", "json")
+    plan = RunPlan.from_document(json.loads(shown))
+    check_plan(plan, plan.degrees.ranks)
+    assert plan.checkpoint.keep == CheckpointPlan(folder="").keep
+
+
+def test_the_picture_has_words() -> None:
+    picture = ElementTree.parse(DOCS / "ring.svg").getroot()  # noqa: S314  our own file
+    names = {child.tag.rpartition("}")[2] for child in picture}
+    assert {"title", "desc"} <= names
+    assert picture.get("role") == "img"
+    assert "prefers-color-scheme: dark" in (DOCS / "ring.svg").read_text()
+
+
+def test_design_notes_are_dated_and_say_why() -> None:
+    notes = sorted((DOCS / "design").glob("*.md"))
+    assert notes
+    for note in notes:
+        text = note.read_text()
+        assert re.match(r"\d{8}-[a-z0-9-]+\.md$", note.name), note.name
+        assert all(part in text for part in ("**Decision.**", "**Why.**", "**Also considered.**")), note.name
