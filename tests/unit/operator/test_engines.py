@@ -155,3 +155,24 @@ async def test_watchers_hear_of_every_write_in_order(store: Store) -> None:
     await cluster.save_config_map(config_map(world, "a", "1"), None)
     await cluster.delete("ConfigMap", JobKey("team", "a"), "uid-1")
     assert heard == ["create", "delete"]
+
+
+def applied_by(store: Store, writer: str, **data: str) -> dict[str, Any]:
+    metadata = {"name": "shared", "namespace": "team"}
+    document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    return dict(store.apply(document, writer)["data"])
+
+
+def test_a_field_that_two_apply_goes_when_both_have_left_it_out(store: Store) -> None:
+    applied_by(store, "one", both="1", own="1")
+    assert applied_by(store, "two", both="1") == {"both": "1", "own": "1"}
+    assert applied_by(store, "one", own="1") == {"both": "1", "own": "1"}
+    assert applied_by(store, "two", other="2") == {"own": "1", "other": "2"}
+
+
+def test_a_field_belongs_to_whoever_gave_it_another_value_last(store: Store) -> None:
+    applied_by(store, "one", a="1", b="1")
+    assert applied_by(store, "two", a="2") == {"a": "2", "b": "1"}
+    assert applied_by(store, "one", b="1") == {"a": "2", "b": "1"}
+    store.patch(ObjectKey("ConfigMap", "team", "shared"), {"data": {"b": "3"}}, "one")
+    assert applied_by(store, "one", c="1") == {"a": "2", "b": "3", "c": "1"}, "what one updated, its apply has not"

@@ -217,6 +217,6 @@ class Reconciler:
 
 
 def _event_name(job: JobReference, generation: int, attempt: int, event: Event) -> str:
-    """The same event has the same name, so that a repeated reconcile does not post it twice."""
+    """An event's name, equal for an equal event, so that a repeated reconcile does not post it twice."""
     text = f"{job.uid}:{generation}:{attempt}:{event.reason}:{event.message}"
     return f"{job.key.name}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -1,1 +1,1 @@
-"""Where jobs run: one Protocol of what is asked of a cluster, and what answers it."""
+"""Engines run jobs: one Protocol of what is asked of a cluster, and what answers it."""
