@@ -10,7 +10,7 @@ import pytest
 from cost_aware_trainer.contract import BatchPlan, DegreesPlan, RunPlan
 from cost_aware_trainer.state.manifests import read_verified
 
-GOLDEN = Path(__file__).resolve().parents[2] / "unit/trainer/golden"
+GOLDEN = Path(__file__).resolve().parents[1] / "unit/trainer/golden"
 STEP = 5
 
 

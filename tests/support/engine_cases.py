@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import pytest
-from tests.support.cluster import manifest
+from devtools.cluster import manifest
 
 from cost_aware_operator.api.job import JobKey, JobReference
 from cost_aware_operator.engines.cluster import ApiError, Cluster, ConflictError
@@ -223,6 +223,7 @@ async def what_is_not_there_is_none(cluster: Cluster, world: World) -> None:
     assert await cluster.pods(key.namespace, {"of": "nobody"}) == []
     assert not await cluster.claim_exists(key.namespace, key.name)
     assert key.name not in {d["metadata"]["name"] for d in await cluster.training_jobs([key.namespace])}
+    await cluster.delete("Job", key, NOBODY)
 
 
 async def a_job_is_listed_in_its_namespace_and_in_all(cluster: Cluster, world: World) -> None:

@@ -36,7 +36,7 @@ from cost_aware_operator.engines.cluster import ApiError, ConflictError
 from cost_aware_operator.engines.local.admission import Rules
 from cost_aware_operator.engines.local.cluster import LocalCluster
 from cost_aware_operator.engines.local.fields import merge_patched
-from cost_aware_operator.engines.local.store import ObjectKey, Store, Write
+from cost_aware_operator.engines.local.store import ObjectKey, ObjectStore, Write
 from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.sources.files import defaults_file, price_file
 from cost_aware_operator.sources.metrics_source import Answers
@@ -149,7 +149,7 @@ class World:
     def __init__(self, bases: Mapping[str, Document]) -> None:
         numbers = count(1)
         self.clock, self.acts, self._bases = Clock(), list[Document](), bases
-        self.store = Store(self.clock.now, lambda: f"{next(numbers):08d}-0000-0000-0000-000000000000")
+        self.store = ObjectStore(self.clock.now, lambda: f"{next(numbers):08d}-0000-0000-0000-000000000000")
         self.store.watchers.append(self._wrote)
         self.rules = Rules()
         self.store.admission.append(self.rules)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from tests.support.cluster import Space
+from devtools.cluster import Space
 from tests.support.engine_cases import CASES, Case
 
 from cost_aware_operator.engines.kubernetes.client import KubernetesCluster, connect

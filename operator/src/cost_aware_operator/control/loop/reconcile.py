@@ -18,12 +18,13 @@ from cost_aware_operator.api import KIND, MANAGER
 from cost_aware_operator.api.job import JobKey, JobReference, TrainingJob
 from cost_aware_operator.control.policy.decide import BLOCKED_SECONDS, decide, rejected
 from cost_aware_operator.control.policy.decision import Decision, Event
+from cost_aware_operator.control.policy.shaping import DeleteJob, MakeJob, SetJob, Shaping, shaping_of
 from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.control.reading.gather import Gatherer, in_the_way
 from cost_aware_operator.control.reading.memory import Memories, Memory
 from cost_aware_operator.control.reading.run_record import to_data
-from cost_aware_operator.control.shaping import DeleteJob, MakeJob, SetJob, Shaping, shaping_of
-from cost_aware_operator.control.unreadable import RecordUnreadableError, told_unreadable, why_unreadable
+from cost_aware_operator.control.reading.unreadable_record import RecordUnreadableError
+from cost_aware_operator.control.status.unreadable import told_unreadable, why_unreadable
 from cost_aware_operator.engines.cluster import ApiError, Cluster
 from cost_aware_operator.planning.plan import Plan, Refusal
 from cost_aware_operator.sources.clock import Clock
@@ -217,6 +218,6 @@ class Reconciler:
 
 
 def _event_name(job: JobReference, generation: int, attempt: int, event: Event) -> str:
-    """The same event has the same name, so that a repeated reconcile does not post it twice."""
+    """An event's name, equal for an equal event, so that a repeated reconcile does not post it twice."""
     text = f"{job.uid}:{generation}:{attempt}:{event.reason}:{event.message}"
     return f"{job.key.name}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"

@@ -17,7 +17,7 @@ from cost_aware_operator.control.reading.believable import believed, left_result
 from cost_aware_operator.control.reading.facts import Facts, MissingClaim, Unheard
 from cost_aware_operator.control.reading.memory import Memory
 from cost_aware_operator.control.reading.run_record import RunRecord, from_data
-from cost_aware_operator.control.unreadable import RecordUnreadableError
+from cost_aware_operator.control.reading.unreadable_record import RecordUnreadableError
 from cost_aware_operator.costs.tables.prices import PriceBook
 from cost_aware_operator.engines.cluster import Cluster, owner_uids
 from cost_aware_operator.observing.samples import Scrape

@@ -15,7 +15,7 @@ from cost_aware_operator.engines.cluster import (
     owner_uids,
     status_document,
 )
-from cost_aware_operator.engines.local.store import ObjectKey, Store
+from cost_aware_operator.engines.local.store import ObjectKey, ObjectStore
 
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 MOST_NODES = 500
@@ -25,7 +25,7 @@ MOST_NODES = 500
 class LocalCluster:
     """All calls that the operator makes, answered by a store."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     async def training_job(self, key: JobKey) -> dict[str, Any] | None:

@@ -86,7 +86,7 @@ class _Stored:
     owners: Owners
 
 
-class Store:
+class ObjectStore:
     """All objects of one cluster. Calls are atomic: nothing here waits."""
 
     def __init__(self, now: Callable[[], datetime], new_uid: Callable[[], str]) -> None:
@@ -236,7 +236,7 @@ class Store:
 class _Attempt:
     """One write: admitted first, journalled at its end, whatever came of it."""
 
-    def __init__(self, store: Store, request: Request) -> None:
+    def __init__(self, store: ObjectStore, request: Request) -> None:
         self.key = request.key
         self._store, self._request = store, request
 

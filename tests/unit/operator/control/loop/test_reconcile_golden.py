@@ -13,7 +13,7 @@ import pytest
 import yaml
 from tests.support.reconciling import played, read
 
-GOLDEN = Path(__file__).parent / "golden/reconcile"
+GOLDEN = Path(__file__).parent / "golden"
 CASES = sorted(path.parent for path in GOLDEN.glob("*/input.yaml"))
 
 

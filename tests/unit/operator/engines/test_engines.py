@@ -13,7 +13,7 @@ from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.engines.cluster import ApiError, ConflictError
 from cost_aware_operator.engines.local.admission import Rules
 from cost_aware_operator.engines.local.cluster import LocalCluster
-from cost_aware_operator.engines.local.store import ObjectKey, Store
+from cost_aware_operator.engines.local.store import ObjectKey, ObjectStore
 
 
 class StoreWorld:
@@ -21,7 +21,7 @@ class StoreWorld:
 
     namespace = "team"
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
     def put(self, document: dict[str, Any]) -> None:
@@ -38,13 +38,13 @@ class StoreWorld:
 
 
 @pytest.fixture
-def store() -> Store:
+def store() -> ObjectStore:
     numbers = count(1)
-    return Store(lambda: datetime(2026, 1, 1, tzinfo=UTC), lambda: f"uid-{next(numbers)}")
+    return ObjectStore(lambda: datetime(2026, 1, 1, tzinfo=UTC), lambda: f"uid-{next(numbers)}")
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-async def test_the_store_in_memory(case: Case, store: Store) -> None:
+async def test_the_store_in_memory(case: Case, store: ObjectStore) -> None:
     await case(LocalCluster(store), StoreWorld(store))
 
 
@@ -56,7 +56,7 @@ def pod(node: str) -> dict[str, Any]:
 KEY = ObjectKey("Pod", "team", "p")
 
 
-def test_a_pod_on_a_node_gets_time_to_end_and_then_goes(store: Store) -> None:
+def test_a_pod_on_a_node_gets_time_to_end_and_then_goes(store: ObjectStore) -> None:
     store.create(pod("node-0"), "somebody")
     store.delete(KEY)
     marked = store.get(KEY)
@@ -68,14 +68,14 @@ def test_a_pod_on_a_node_gets_time_to_end_and_then_goes(store: Store) -> None:
     assert store.get(KEY) is None
 
 
-def test_a_pod_that_has_ended_goes_at_once(store: Store) -> None:
+def test_a_pod_that_has_ended_goes_at_once(store: ObjectStore) -> None:
     store.create(pod("node-0"), "somebody")
     store.patch(KEY, {"status": {"phase": "Failed"}}, "kubelet", only_status=True)
     store.delete(KEY)
     assert store.get(KEY) is None
 
 
-def test_a_status_is_written_by_its_own_call_only(store: Store) -> None:
+def test_a_status_is_written_by_its_own_call_only(store: ObjectStore) -> None:
     made = store.create({**pod("node-0"), "status": {"phase": "Failed"}}, "somebody")
     assert "status" not in made
     store.patch(KEY, {"status": {"phase": "Running"}, "spec": {"nodeName": "other"}}, "kubelet", only_status=True)
@@ -89,7 +89,7 @@ def test_a_status_is_written_by_its_own_call_only(store: Store) -> None:
     )
 
 
-async def test_nodes_are_found_by_type_and_pods_on_them_while_they_take_something(store: Store) -> None:
+async def test_nodes_are_found_by_type_and_pods_on_them_while_they_take_something(store: ObjectStore) -> None:
     for name, kind in (("a", "small"), ("b", "large")):
         labels = {"node.kubernetes.io/instance-type": kind}
         store.create({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}}, "somebody")
@@ -104,7 +104,7 @@ async def test_nodes_are_found_by_type_and_pods_on_them_while_they_take_somethin
 
 @pytest.mark.parametrize("status", [403, 500])
 async def test_what_may_not_be_read_of_nodes_is_unknown_and_other_refusals_are_errors(
-    store: Store, status: int
+    store: ObjectStore, status: int
 ) -> None:
     rules = Rules()
     store.admission.append(rules)
@@ -119,7 +119,7 @@ async def test_what_may_not_be_read_of_nodes_is_unknown_and_other_refusals_are_e
                 await asked()
 
 
-async def test_a_refusal_holds_for_so_many_calls_and_is_in_the_journal(store: Store) -> None:
+async def test_a_refusal_holds_for_so_many_calls_and_is_in_the_journal(store: ObjectStore) -> None:
     rules = Rules()
     store.admission.append(rules)
     rules.refuse("create", "ConfigMap", ConflictError(409, "no"), times=1)
@@ -135,7 +135,9 @@ async def test_a_refusal_holds_for_so_many_calls_and_is_in_the_journal(store: St
     assert store.journal[1].after is not None
 
 
-async def test_what_somebody_else_writes_in_between_is_seen_by_the_write_that_it_came_before(store: Store) -> None:
+async def test_what_somebody_else_writes_in_between_is_seen_by_the_write_that_it_came_before(
+    store: ObjectStore,
+) -> None:
     rules = Rules()
     store.admission.append(rules)
     cluster, world = LocalCluster(store), StoreWorld(store)
@@ -148,10 +150,31 @@ async def test_what_somebody_else_writes_in_between_is_seen_by_the_write_that_it
     assert stored.data["record.json"] == "theirs"
 
 
-async def test_watchers_hear_of_every_write_in_order(store: Store) -> None:
+async def test_watchers_hear_of_every_write_in_order(store: ObjectStore) -> None:
     heard: list[str] = []
     store.watchers.append(lambda write: heard.append(write.request.verb))
     cluster, world = LocalCluster(store), StoreWorld(store)
     await cluster.save_config_map(config_map(world, "a", "1"), None)
     await cluster.delete("ConfigMap", JobKey("team", "a"), "uid-1")
     assert heard == ["create", "delete"]
+
+
+def applied_by(store: ObjectStore, writer: str, **data: str) -> dict[str, Any]:
+    metadata = {"name": "shared", "namespace": "team"}
+    document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+    return dict(store.apply(document, writer)["data"])
+
+
+def test_a_field_that_two_apply_goes_when_both_have_left_it_out(store: ObjectStore) -> None:
+    applied_by(store, "one", both="1", own="1")
+    assert applied_by(store, "two", both="1") == {"both": "1", "own": "1"}
+    assert applied_by(store, "one", own="1") == {"both": "1", "own": "1"}
+    assert applied_by(store, "two", other="2") == {"own": "1", "other": "2"}
+
+
+def test_a_field_belongs_to_whoever_gave_it_another_value_last(store: ObjectStore) -> None:
+    applied_by(store, "one", a="1", b="1")
+    assert applied_by(store, "two", a="2") == {"a": "2", "b": "1"}
+    assert applied_by(store, "one", b="1") == {"a": "2", "b": "1"}
+    store.patch(ObjectKey("ConfigMap", "team", "shared"), {"data": {"b": "3"}}, "one")
+    assert applied_by(store, "one", c="1") == {"a": "2", "b": "3", "c": "1"}, "what one updated, its apply has not"

@@ -12,22 +12,10 @@ from pydantic import BaseModel, ValidationError
 from cost_aware_operator.api.spec import JobSpec
 from cost_aware_operator.api.status import Condition, ConditionStatus, ConditionType, JobState, JobStatus
 from cost_aware_operator.control.policy.decision import Event
+from cost_aware_operator.control.reading.unreadable_record import UNTIL_THEN, problems_of
 
 MOST_NAMED = 3
 """Fields that a message names."""
-UNTIL_THEN = "Until then nothing is done about the job; pods that run go on"
-
-
-class RecordUnreadableError(ValueError):
-    """The stored record is not one that this operator writes; the text names the ConfigMap and says what to do."""
-
-    def __init__(self, config_map: str, error: ValueError) -> None:
-        why = "; ".join(_problems(error, "record.json")) if isinstance(error, ValidationError) else str(error)
-        super().__init__(
-            f"ConfigMap {config_map!r} holds the record of the run and cannot be read: {why}. Upgrade the operator if a newer one "
-            "wrote it, or restore what was there before. If it is deleted, the run goes on from its newest checkpoint, and what was "
-            f"spent so far is forgotten. {UNTIL_THEN}"
-        )
 
 
 @dataclass(frozen=True)
@@ -94,14 +82,5 @@ def _unfit(model: type[BaseModel], document: Mapping[str, Any], field: str) -> l
     try:
         model.model_validate(document.get(field) or {})
     except ValidationError as error:
-        return _problems(error, field)
+        return problems_of(error, field)
     return []
-
-
-def _problems(error: ValidationError, field: str) -> list[str]:
-    """One problem a field, as a person would write the field's path."""
-    said = {"extra_forbidden": "not a field that this operator knows"}
-    return [
-        f"{'.'.join(map(str, (field, *one['loc'])))}: {said.get(one['type'], one['msg'])}"
-        for one in error.errors(include_url=False)
-    ]

@@ -14,7 +14,7 @@ from cost_aware_trainer import contract
 from cost_aware_trainer.contract import LaunchStage, Message, Phase
 from cost_aware_trainer.contract.heartbeat import Pulse, read_pulses
 
-STORED = Path(__file__).parent / "golden/stored"
+STORED = Path(__file__).parent / "golden"
 RECORDS = sorted((STORED / "records").iterdir())
 MESSAGES = sorted((STORED / "messages").glob("*.json"))
 
