@@ -95,11 +95,11 @@ class Shard:
         first = step * self.global_samples + self.rank * each
         return np.arange(first, first + each, dtype=np.uint64)
 
-    def micro_batches(self, step: int, micro_samples: int) -> Iterator[Uint64Array]:
+    def micro_batch_positions(self, step: int, micro_batch: int) -> Iterator[Uint64Array]:
         """The same positions, one forward pass at a time."""
         positions = self.positions(step)
-        for start in range(0, len(positions), micro_samples):
-            yield positions[start : start + micro_samples]
+        for start in range(0, len(positions), micro_batch):
+            yield positions[start : start + micro_batch]
 
 
 def checksum(positions: Uint64Array, windows: Uint64Array) -> int:

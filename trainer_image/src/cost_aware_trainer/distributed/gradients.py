@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from cost_aware_trainer.distributed.collectives import ring_bytes
-from cost_aware_trainer.distributed.compression.sums import CompressedSum, Layout
+from cost_aware_trainer.distributed.compression.sums import BucketLayout, CompressedSum
 from cost_aware_trainer.distributed.layout import Box, tensor_dimension
 from cost_aware_trainer.distributed.mesh import Mesh
 from cost_aware_trainer.telemetry.traffic import Axis
@@ -26,7 +26,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldParameter:
     """A parameter that this rank holds a part of."""
 
     name: str
@@ -55,7 +55,7 @@ class Held:
 @dataclass
 class _Bucket:
     parameters: list[nn.Parameter]
-    layout: Layout = ()
+    layout: BucketLayout = ()
     pending: int = 0
     buffer: Tensor | None = None
     work: Any = None
@@ -77,18 +77,18 @@ class DataSum:
     _buckets: list[_Bucket] = field(default_factory=list)
     _bucket_of: dict[nn.Parameter, _Bucket] = field(default_factory=dict)
     _launched: int = 0
-    _rests: bool = False
+    _is_uncompressed: bool = False
     _handles: list[Any] = field(default_factory=list)
 
-    def watch(self, held: Sequence[Held]) -> None:
+    def watch(self, parameters: Sequence[HeldParameter]) -> None:
         """Takes the parameters in; their gradients become ready in about the reverse order."""
-        for part in reversed(held):
-            parameter = part.parameter
+        for held in reversed(parameters):
+            parameter = held.parameter
             size_bytes = sum(p.numel() * p.element_size() for p in self._buckets[-1].parameters) if self._buckets else 0
             if not self._buckets or size_bytes >= self.bucket_bytes:
                 self._buckets.append(_Bucket([]))
             self._buckets[-1].parameters.append(parameter)
-            self._buckets[-1].layout += ((part.key, parameter.numel()),)
+            self._buckets[-1].layout += ((held.key, parameter.numel()),)
             self._bucket_of[parameter] = self._buckets[-1]
             handle = parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
             self._handles.append(handle)
@@ -104,7 +104,7 @@ class DataSum:
 
     def begin(self, *, uncompressed: bool = False) -> None:
         """Starts a step, whose gradients are summed as they are if `uncompressed`: on all replicas or on none."""
-        self._launched, self._rests = 0, uncompressed
+        self._launched, self._is_uncompressed = 0, uncompressed
         for bucket in self._buckets:
             bucket.pending = len(bucket.parameters) * self.micro_batches
 
@@ -121,7 +121,7 @@ class DataSum:
         ended = self.mesh.traffic.overlap.begin()
         gradients = [p.grad for p in bucket.parameters if p.grad is not None]
         bucket.buffer = torch.cat([gradient.flatten() for gradient in gradients])
-        if self.compressed and not self._rests:
+        if self.compressed and not self._is_uncompressed:
             self.mesh.traffic.count(Axis.DATA, self.compressed.sent_bytes(bucket.buffer.numel()))
             bucket.work = self.compressed.start(bucket.layout, bucket.buffer)
             bucket.work.then(lambda _: ended())
@@ -146,17 +146,17 @@ class DataSum:
                 bucket.buffer = bucket.work = None
 
 
-def sum_shared(mesh: Mesh, held: Sequence[Held], gradients: Sequence[Tensor]) -> None:
-    """Sums gradients (of `held`, in its order) that ranks of other axes share, in place.
+def sum_shared(mesh: Mesh, parameters: Sequence[HeldParameter], gradients: Sequence[Tensor]) -> None:
+    """Sums gradients (of `parameters`, in their order) that ranks of other axes share, in place.
 
     Norms see only this rank's positions, so their gradients are partial over the tensor axis; a tied embedding's copies
     each see one of its two uses.
     """
-    pairs = list(zip(held, gradients, strict=True))
-    shared = [gradient for h, gradient in pairs if tensor_dimension(h.name) is None]
+    pairs = list(zip(parameters, gradients, strict=True))
+    shared = [gradient for held, gradient in pairs if tensor_dimension(held.name) is None]
     if shared and (group := mesh.group(Axis.TENSOR)) is not None:
         _sum_together(mesh, shared, group, Axis.TENSOR, mesh.lengths[Axis.TENSOR])
-    ends = [gradient for h, gradient in pairs if h.name == "embedding.weight"]
+    ends = [gradient for held, gradient in pairs if held.name == "embedding.weight"]
     if mesh.ends is not None:
         _sum_together(mesh, ends, mesh.ends, Axis.PIPELINE, 2)
     elif len(ends) == 2:
@@ -172,23 +172,23 @@ def _sum_together(mesh: Mesh, tensors: list[Tensor], group: dist.ProcessGroup, a
         tensor.copy_(part.view_as(tensor))
 
 
-def squared_norm(mesh: Mesh, held: Sequence[Held], *, is_sharded: bool) -> float:
+def squared_norm(mesh: Mesh, parameters: Sequence[HeldParameter], *, is_sharded: bool) -> float:
     """This rank's share of the squared norm of the whole model's gradient: each element counts on one rank only."""
     place = mesh.place
     mine = [
-        h.gradient
-        for h in held
-        if not h.is_copy
-        and (place.tensor == 0 or tensor_dimension(h.name) is not None)
+        held.gradient
+        for held in parameters
+        if not held.is_copy
+        and (place.tensor == 0 or tensor_dimension(held.name) is not None)
         and (place.data == 0 or is_sharded)
-        and h.gradient.numel()
+        and held.gradient.numel()
     ]
     if not mine:
         return 0.0
     return float(torch.stack(torch._foreach_norm(mine)).double().square().sum())
 
 
-def clip(held: Sequence[Held], norm: float, largest_norm: float) -> None:
+def clip(parameters: Sequence[HeldParameter], norm: float, largest_norm: float) -> None:
     """Scales all gradients down to the largest norm allowed, if the global one is larger."""
     if norm > largest_norm:
-        torch._foreach_mul_([h.gradient for h in held], largest_norm / (norm + 1e-6))
+        torch._foreach_mul_([held.gradient for held in parameters], largest_norm / (norm + 1e-6))

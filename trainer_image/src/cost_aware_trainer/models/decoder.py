@@ -26,7 +26,7 @@ COMPUTE_TYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 
 
 @dataclass(frozen=True)
-class Shape:
+class PartShape:
     """What all modules of one rank's part share: the model, the tensor axis, and how to compute."""
 
     model: ModelPlan
@@ -40,15 +40,15 @@ class Shape:
         return self.model.hidden // self.model.heads
 
 
-def whole(model: ModelPlan) -> tuple[Shape, ModelStage]:
+def whole(model: ModelPlan) -> tuple[PartShape, ModelStage]:
     """A model that one rank holds alone."""
     alone = TensorAxis(None, 0, 1, Traffic(torch.device("cpu")))
-    return Shape(model, alone), ModelStage(0, range(model.layers), is_first=True, is_last=True)
+    return PartShape(model, alone), ModelStage(0, range(model.layers), is_first=True, is_last=True)
 
 
-def shape_of(model: ModelPlan, strategy: StrategyPlan, tensor: TensorAxis) -> Shape:
+def shape_of(model: ModelPlan, strategy: StrategyPlan, tensor: TensorAxis) -> PartShape:
     """The shape that a plan asks for on this rank."""
-    return Shape(model, tensor, strategy.recompute, COMPUTE_TYPES[strategy.precision])
+    return PartShape(model, tensor, strategy.recompute, COMPUTE_TYPES[strategy.precision])
 
 
 class Matrix(nn.Module):
@@ -79,7 +79,7 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention in which `heads / kv_heads` query heads share one key and value head."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: PartShape) -> None:
         super().__init__()
         model, degree, size = shape.model, shape.tensor.degree, shape.head_size
         self._heads, self._kv_heads, self._head_size = model.heads // degree, model.kv_heads // degree, size
@@ -119,7 +119,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU: `down(silu(gate(x)) * up(x))`."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: PartShape) -> None:
         super().__init__()
         hidden, ffn = shape.model.hidden, shape.model.ffn // shape.tensor.degree
         self.gate = Matrix(hidden, ffn, shape.dtype)
@@ -135,7 +135,7 @@ class FeedForward(nn.Module):
 class Layer(nn.Module):
     """One pre-normalised residual layer, on this rank's positions."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: PartShape) -> None:
         super().__init__()
         self._tensor = shape.tensor
         self.attention_norm = RMSNorm(shape.model.hidden)
@@ -153,7 +153,7 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """One pipeline stage of the model: from tokens if it is the first, to logits if it is the last."""
 
-    def __init__(self, shape: Shape, stage: ModelStage) -> None:
+    def __init__(self, shape: PartShape, stage: ModelStage) -> None:
         super().__init__()
         model, rows = shape.model, shape.model.vocabulary // shape.tensor.degree
         self._shape, self._stage = shape, stage

@@ -12,7 +12,6 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from cost_aware_trainer.contract import CheckpointPlan
-from cost_aware_trainer.data.samples import checksum_text
 from cost_aware_trainer.data.token_files import sha256_of_file
 from cost_aware_trainer.distributed.collectives import Ranks
 from cost_aware_trainer.state.manifests import (
@@ -42,6 +40,7 @@ from cost_aware_trainer.state.manifests import (
     retain,
     write_manifest,
 )
+from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.state import (
     RESIDUAL,
     Checksums,
@@ -60,15 +59,6 @@ _SHARED_FOLDER_PATIENCE_SECONDS = 10.0
 
 class CheckpointError(RuntimeError):
     """A checkpoint could not be written or read; the state in memory and older checkpoints are untouched."""
-
-
-@dataclass
-class RunProgress:
-    """How far a run has come: its last completed step, what was trained until then, and that step's loss."""
-
-    step: int = 0
-    checksum: int = 0
-    loss: float | None = None
 
 
 class Snapshot(AsyncStager):
@@ -218,9 +208,9 @@ class Checkpointer:
         if answer["manifest"] is None:
             return None
         manifest = CheckpointManifest.from_document(answer["manifest"])
-        owed = residual_parts(parts) if any(name.startswith(RESIDUAL) for name in manifest.tensors) else []
-        self._load(manifest, parts + owed, checksums)
-        self._residuals = {part.parameter: part.values for part in owed}
+        residuals = residual_parts(parts) if any(name.startswith(RESIDUAL) for name in manifest.tensors) else []
+        self._load(manifest, parts + residuals, checksums)
+        self._residuals = {part.parameter: part.values for part in residuals}
         self.saved_step = manifest.step
         return manifest
 
@@ -271,7 +261,7 @@ class Checkpointer:
         manifest = CheckpointManifest(
             step=step,
             samples=step * self._facts.global_samples,
-            samples_checksum=checksum_text(progress.checksum),
+            samples_checksum=progress.samples_checksum,
             loss=progress.loss,
             attempt=attempt,
             run=self._facts,
@@ -366,8 +356,8 @@ def difference(manifest: CheckpointManifest, facts: RunFacts, shapes: dict[str, 
     if different:
         more = f" and {len(different) - 5} more" if len(different) > 5 else ""
         return f"{where} is a checkpoint of another model: {'; '.join(different[:5])}{more}; {remedy}"
-    for name in ("model", "seed", "global_samples", "data_sha256"):
-        before, now = getattr(manifest.run, name), getattr(facts, name)
+    for field in dataclasses.fields(RunFacts):
+        before, now = getattr(manifest.run, field.name), getattr(facts, field.name)
         if before != now:
-            return f"{where} was trained with {name} {before}, the plan has {now}; {remedy}"
+            return f"{where} was trained with {field.name} {before}, the plan has {now}; {remedy}"
     return ""

@@ -6,7 +6,6 @@ comes from the receiver itself if it is one of them, and otherwise from replicas
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -47,23 +46,11 @@ def check_successor(old: RunPlan, new: RunPlan, world_size: int) -> None:
         InvalidRunError: the plan is impossible, or changes more than degrees, strategy and micro-batch.
     """
     check_plan(new, world_size)
-    if not is_successor(old, new):
+    if not old.same_run_as(new):
         raise InvalidRunError(
             "only degrees, strategy and batch.micro_samples can change while a run goes on; "
             "start it again to change the rest"
         )
-
-
-def is_successor(old: RunPlan, new: RunPlan) -> bool:
-    """Whether a plan is another way to train the same run."""
-    micro_samples = new.batch.micro_samples
-    same_way = dataclasses.replace(
-        old,
-        degrees=new.degrees,
-        strategy=new.strategy,
-        batch=dataclasses.replace(old.batch, micro_samples=micro_samples),
-    )
-    return same_way == new
 
 
 def moves(old: RunPlan, new: RunPlan, shapes: Mapping[str, Shape], rank: int) -> Iterator[Move]:
@@ -123,9 +110,9 @@ def hand_over(
     copy_twins(parts)
     if not carried.has_residuals:
         return {}
-    owed = {part.name: part for part in residual_parts(parts)}
-    _exchange(carried, mine, owed, RESIDUAL, "", ranks)
-    return {part.parameter: part.values for part in owed.values()}
+    residual_targets = {part.name: part for part in residual_parts(parts)}
+    _exchange(carried, mine, residual_targets, RESIDUAL, "", ranks)
+    return {part.parameter: part.values for part in residual_targets.values()}
 
 
 def _exchange(

@@ -6,7 +6,8 @@ import time
 
 from cost_aware_trainer.contract import Metric
 from cost_aware_trainer.distributed.collectives import Ranks
-from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError, RunProgress
+from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError
+from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.state import Checksums, StatePart
 from cost_aware_trainer.telemetry.metrics import RankMetrics
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_aware_trainer.data.samples import checksum_text
-from cost_aware_trainer.distributed.gradients import Held, local
+from cost_aware_trainer.distributed.gradients import HeldParameter, local
 from cost_aware_trainer.distributed.layout import Box, Shape, tensor_dimension
 from cost_aware_trainer.distributed.mesh import Mesh
 from cost_aware_trainer.state.manifests import TensorFacts
@@ -51,29 +51,29 @@ def whole_shapes(parameters: Mapping[str, Shape]) -> dict[str, Shape]:
     return shapes
 
 
-def allocate_moments(optimizer: torch.optim.Optimizer, held: list[Held]) -> None:
+def allocate_moments(optimizer: torch.optim.Optimizer, parameters: Sequence[HeldParameter]) -> None:
     """Gives every parameter the state that its first step would: so that loading finds something to fill."""
-    for item in held:
-        state = optimizer.state[item.parameter]
+    for held in parameters:
+        state = optimizer.state[held.parameter]
         state["step"] = torch.zeros((), dtype=torch.float32)
         for moment in MOMENTS:
-            state[moment] = torch.zeros_like(item.parameter, memory_format=torch.preserve_format)
+            state[moment] = torch.zeros_like(held.parameter, memory_format=torch.preserve_format)
 
 
 def parts_of(
-    held: Sequence[Held], optimizer: torch.optim.Optimizer, parameters: Mapping[str, Shape]
+    parameters: Sequence[HeldParameter], optimizer: torch.optim.Optimizer, shapes: Mapping[str, Shape]
 ) -> list[StatePart]:
     """This rank's part of the state, in place: writing to `values` changes the run."""
     parts: list[StatePart] = []
     scalar = Box((), ())
-    for item in held:
-        state, name = optimizer.state[item.parameter], item.name
-        shape = parameters[name]
-        parts.append(StatePart(f"model.{name}", item.value, item.box, shape, name, item.is_copy))
+    for held in parameters:
+        state, name = optimizer.state[held.parameter], held.name
+        shape = shapes[name]
+        parts.append(StatePart(f"model.{name}", held.value, held.box, shape, name, held.is_copy))
         for moment in MOMENTS:
             values = local(state[moment])
-            parts.append(StatePart(f"optimizer.state.{name}.{moment}", values, item.box, shape, name, item.is_copy))
-        parts.append(StatePart(f"optimizer.state.{name}.step", state["step"], scalar, (), name, item.is_copy))
+            parts.append(StatePart(f"optimizer.state.{name}.{moment}", values, held.box, shape, name, held.is_copy))
+        parts.append(StatePart(f"optimizer.state.{name}.step", state["step"], scalar, (), name, held.is_copy))
     return parts
 
 
@@ -182,8 +182,8 @@ class Checksums:
 
     def facts(self, state: Mapping[str, Tensor], parts: list[StatePart]) -> dict[str, TensorFacts]:
         """Facts of all tensors of the run, on every rank; `state` holds staged values. Safe on a background thread."""
-        owes = any(part.name in self._residual_shapes for part in parts)
-        shapes = self._shapes | (self._residual_shapes if owes else {})
+        carries_residuals = any(part.name in self._residual_shapes for part in parts)
+        shapes = self._shapes | (self._residual_shapes if carries_residuals else {})
         names = {name: index for index, name in enumerate(shapes)}
         sums = torch.zeros(len(names), dtype=torch.int64)
         for part in parts:

@@ -81,8 +81,8 @@ def _check_batch(plan: RunPlan) -> None:
     if batch.global_samples % unit:
         above = (batch.global_samples // unit + 1) * unit
         below = max(unit, above - unit)
-        micros = divisors(batch.global_samples // data) if batch.global_samples % data == 0 else []
-        nearest = min(micros, key=lambda micro: abs(micro - batch.micro_samples), default=None)
+        possible = divisors(batch.global_samples // data) if batch.global_samples % data == 0 else []
+        nearest = min(possible, key=lambda micro: abs(micro - batch.micro_samples), default=None)
         raise InvalidRunError(
             f"batch.global_samples: {batch.global_samples} is not a multiple of degrees.data {data} × "
             f"batch.micro_samples {batch.micro_samples} = {unit}; write {below} or {above}"
@@ -135,28 +135,28 @@ def _check_schedule(plan: RunPlan) -> None:
         )
     if pipeline == 1:
         return
-    micros = plan.batch.global_samples // plan.degrees.data // plan.batch.micro_samples
-    if schedule is Schedule.ONE_FORWARD_ONE_BACKWARD and micros < pipeline:
-        raise InvalidRunError(_too_few(plan, micros, pipeline))
-    if schedule is Schedule.ZERO_BUBBLE_V and micros < 2 * pipeline - 1:
-        raise InvalidRunError(_too_few(plan, micros, 2 * pipeline - 1))
-    rounds = max(1, micros // pipeline)
-    if schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE) and micros % rounds:
+    micro_batches = plan.micro_batches
+    if schedule is Schedule.ONE_FORWARD_ONE_BACKWARD and micro_batches < pipeline:
+        raise InvalidRunError(_too_few(plan, micro_batches, pipeline))
+    if schedule is Schedule.ZERO_BUBBLE_V and micro_batches < 2 * pipeline - 1:
+        raise InvalidRunError(_too_few(plan, micro_batches, 2 * pipeline - 1))
+    rounds = max(1, micro_batches // pipeline)
+    if schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE) and micro_batches % rounds:
         raise InvalidRunError(
-            f"batch.micro_samples: {plan.batch.micro_samples} gives {micros} micro-batches, which strategy.schedule "
-            f"{schedule} cannot divide into {rounds} rounds over {pipeline} ranks; {_micros_that(plan, pipeline, 1)}"
+            f"batch.micro_samples: {plan.batch.micro_samples} gives {micro_batches} micro-batches, which strategy.schedule "
+            f"{schedule} cannot divide into {rounds} rounds over {pipeline} ranks; {_fitting_micro_batch(plan, pipeline, 1)}"
         )
 
 
-def _too_few(plan: RunPlan, micros: int, needed: int) -> str:
+def _too_few(plan: RunPlan, micro_batches: int, needed: int) -> str:
     return (
-        f"batch.micro_samples: {plan.batch.micro_samples} gives {micros} micro-batches, but strategy.schedule "
+        f"batch.micro_samples: {plan.batch.micro_samples} gives {micro_batches} micro-batches, but strategy.schedule "
         f"{plan.strategy.schedule} needs {needed} for degrees.pipeline {plan.degrees.pipeline}; "
-        f"{_micros_that(plan, plan.degrees.pipeline, needed)}"
+        f"{_fitting_micro_batch(plan, plan.degrees.pipeline, needed)}"
     )
 
 
-def _micros_that(plan: RunPlan, pipeline: int, needed: int) -> str:
+def _fitting_micro_batch(plan: RunPlan, pipeline: int, needed: int) -> str:
     """The nearest micro-batch that makes for enough micro-batches, and for a multiple of the pipeline's ranks."""
     samples = plan.batch.global_samples // plan.degrees.data
     fitting = [micro for micro in divisors(samples) if samples // micro >= needed and samples // micro % pipeline == 0]

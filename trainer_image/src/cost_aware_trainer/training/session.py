@@ -33,15 +33,16 @@ from cost_aware_trainer.contract import (
     Phase,
     RunResult,
 )
-from cost_aware_trainer.contract.rank_environment import StepsLog, StopSignal, Surroundings
-from cost_aware_trainer.data.samples import SampleOrder, Shard, add_checksums, checksum, checksum_text
+from cost_aware_trainer.contract.rank_environment import RankEnvironment, StepsLog, StopSignal
+from cost_aware_trainer.data.samples import SampleOrder, Shard, add_checksums, checksum
 from cost_aware_trainer.distributed.collectives import Ranks, Rendezvous, StepVote, combine, combine_bytes, disconnect
-from cost_aware_trainer.distributed.gradients import DataSum, Held
+from cost_aware_trainer.distributed.gradients import DataSum, HeldParameter
 from cost_aware_trainer.distributed.layout import Box
 from cost_aware_trainer.distributed.mesh import data_mesh
 from cost_aware_trainer.distributed.stragglers import WorkMeter, book_straggler_wait
-from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError, RunProgress
+from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError
 from cost_aware_trainer.state.manifests import RunFacts
+from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.saves import PeriodicSaves
 from cost_aware_trainer.state.session_state import WholeChecksums, allocate_state, whole_parts
 from cost_aware_trainer.state.validation import InvalidRunError
@@ -49,6 +50,7 @@ from cost_aware_trainer.telemetry.launch_stages import Stopwatch
 from cost_aware_trainer.telemetry.metrics import RankMetrics, peak_memory_bytes
 from cost_aware_trainer.telemetry.phases import PhaseClock
 from cost_aware_trainer.telemetry.traffic import Axis
+from cost_aware_trainer.training.step_report import StepReport, run_result
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +112,8 @@ class TrainingSession:
             global_samples=global_samples,
             data_sha256=data_fingerprint or f"{samples} samples",
         )
-        self._surroundings = Surroundings.from_environment()
-        self._stop = StopSignal(self._surroundings)
+        self._environment = RankEnvironment.from_environment()
+        self._stop = StopSignal(self._environment)
         self._order = SampleOrder(samples, seed)
         self._progress = RunProgress()
         self._heldout_loss: float | None = None
@@ -120,7 +122,7 @@ class TrainingSession:
 
     def __enter__(self) -> Self:
         """Joins the other ranks and resumes from the newest checkpoint; a run that can never work exits with EXIT_INVALID."""
-        start = Stopwatch.of_start(self._surroundings.launch)
+        start = Stopwatch.of_start(self._environment.launch)
         try:
             self._check()
             self._stop.listen()
@@ -129,7 +131,7 @@ class TrainingSession:
             self._resume()
             start.end(LaunchStage.LOAD)
         except InvalidRunError as error:
-            self._surroundings.write_result(RunResult(outcome=AgentPhase.INVALID, message=str(error)))
+            self._environment.write_result(RunResult(outcome=AgentPhase.INVALID, message=str(error)))
             print(f"invalid run: {error}", file=sys.stderr, flush=True)
             sys.exit(EXIT_INVALID)
         self._stage_seconds = start.stage_seconds
@@ -179,15 +181,15 @@ class TrainingSession:
         self.model.to(self.ranks.device)
         self._data_sum = DataSum(self._mesh, self._micro_batches)
         if self.ranks.size > 1:
-            self._data_sum.watch([held for held in self._held() if held.parameter.requires_grad])
+            self._data_sum.watch([held for held in self._parameters() if held.parameter.requires_grad])
         self._metrics = RankMetrics(self.ranks.rank)
         self._metrics.serve(self.ranks.local_rank)
         self._log = StepsLog(self._folder / "steps.jsonl" if self.ranks.is_first else None)
 
-    def _held(self) -> list[Held]:
+    def _parameters(self) -> list[HeldParameter]:
         """The model's parameters, each whole on every rank."""
         return [
-            Held(name, parameter, Box((0,) * parameter.ndim, tuple(parameter.shape)), is_copy=False)
+            HeldParameter(name, parameter, Box((0,) * parameter.ndim, tuple(parameter.shape)), is_copy=False)
             for name, parameter in self.model.named_parameters()
         ]
 
@@ -201,7 +203,7 @@ class TrainingSession:
         shapes = {part.name.removeprefix("model."): part.shape for part in parts if part.name.startswith("model.")}
         found = self._checkpointer.resume(parts, WholeChecksums(), shapes)
         if found:
-            self._progress = RunProgress(found.step, int(found.samples_checksum, 16), found.loss)
+            self._progress = RunProgress.saved_in(found)
         else:
             self.optimizer.state.clear()
             self._share(part.values for part in parts if part.name.startswith("model."))
@@ -231,7 +233,7 @@ class TrainingSession:
     @property
     def samples_checksum(self) -> str:
         """An order-free hash over all samples that made the weights; the same for any degree and any stops."""
-        return checksum_text(self._progress.checksum)
+        return self._progress.samples_checksum
 
     def batches(self, load: Callable[[NDArray[np.int64]], Batch]) -> Iterator[Batch]:
         """This rank's micro-batches, until the last step or until the run is asked to stop at a boundary.
@@ -242,11 +244,11 @@ class TrainingSession:
         Raises:
             RuntimeError: the loop's body did not call `step` after the step's last micro-batch.
         """
-        micro_samples = self.global_samples // self.ranks.size // self._micro_batches
+        micro_batch = self.global_samples // self.ranks.size // self._micro_batches
         while self.step_number < self.steps and not self._stopped:
             before = self.step_number
             torch.manual_seed(hash((self._seed, before, self.ranks.rank)) & 0x7FFFFFFF)
-            for positions in self._shard.micro_batches(before, micro_samples):
+            for positions in self._shard.micro_batch_positions(before, micro_batch):
                 with self._clock.phase(Phase.DATA):
                     indices = self._order.at(positions)
                     self._trained = add_checksums(self._trained, checksum(positions, indices))
@@ -291,8 +293,7 @@ class TrainingSession:
         book_straggler_wait(self._clock, agreed.work_seconds_of, self._mesh.place, DegreesPlan(data=self.ranks.size))
         self._loss_sum, self._trained = 0.0, 0
         loss, norm = agreed.loss_sum / self.global_samples, self._update(agreed.loss_sum)
-        total = add_checksums(self._progress.checksum, agreed.checksum)
-        self._progress, self._stopped = RunProgress(self.step_number + 1, total, loss), agreed.wants_stop
+        self._progress, self._stopped = self._progress.advanced(agreed.checksum, loss), agreed.wants_stop
         if agreed.save_failed:
             self._saves.settle()
         is_last = self.step_number == self.steps
@@ -341,58 +342,41 @@ class TrainingSession:
             # Each replica's buffers, a batch norm's statistics for example, have seen its own samples only.
             self._share(self.model.buffers())
             parts = whole_parts(self.model, self.optimizer)
-            self._saves.save(self._progress, self._surroundings.attempt, parts, WholeChecksums(), wait=wait)
+            self._saves.save(self._progress, self._environment.attempt, parts, WholeChecksums(), wait=wait)
 
     def _report(self, norm: float) -> None:
-        lap, progress = self._clock.lap(), self._progress
+        """Shows the step in this rank's metrics and, on rank 0, in the steps log."""
+        lap, traffic = self._clock.lap(), self._mesh.traffic
         self._work.end(lap)
-        sent_bytes = self._mesh.traffic.take_bytes()[Axis.DATA] + combine_bytes(self.ranks)
         stage_seconds, self._stage_seconds = self._stage_seconds, {}
         if stage_seconds:
             stage_seconds[LaunchStage.FIRST_STEP] = lap.step_seconds
-            self._metrics.set_stages(stage_seconds)
-        gauges = {
-            Metric.STEP: progress.step,
-            Metric.LOSS: progress.loss or 0.0,
-            Metric.GRADIENT_NORM: norm,
-            Metric.LEARNING_RATE: float(self.optimizer.param_groups[0]["lr"]),
-            Metric.MEMORY_BYTES: peak_memory_bytes(self.ranks.device),
-        }
-        for gauge, value in gauges.items():
-            self._metrics.set(gauge, value)
-        self._metrics.add(Metric.STEPS, 1)
-        self._metrics.add(Metric.SAMPLES, self.global_samples / self.ranks.size)
-        self._metrics.add(Metric.COMMUNICATION_BYTES, sent_bytes)
-        overlapped_seconds = self._mesh.traffic.overlap.take_seconds()
-        self._metrics.add(Metric.OVERLAPPED_SECONDS, overlapped_seconds)
-        self._metrics.add_lap(lap)
-        self._log.write(
-            {
-                "attempt": self._surroundings.attempt,
-                "step": progress.step,
-                "loss": progress.loss,
-                "heldout_loss": self._heldout_loss,
-                "sample_first": (progress.step - 1) * self.global_samples,
-                "sample_last": progress.step * self.global_samples - 1,
-                "step_seconds": lap.step_seconds,
-                "seconds": {phase.value: seconds for phase, seconds in lap.phase_seconds.items()},
-                "overlapped_seconds": overlapped_seconds,
-                **({"reconfiguration_seconds": stage_seconds} if stage_seconds else {}),
-                "bytes": {Axis.DATA.value: sent_bytes},
-            }
+        report = StepReport(
+            attempt=self._environment.attempt,
+            progress=self._progress,
+            lap=lap,
+            global_samples=self.global_samples,
+            samples=self.global_samples / self.ranks.size,
+            gradient_norm=norm,
+            learning_rate=float(self.optimizer.param_groups[0]["lr"]),
+            heldout_loss=self._heldout_loss,
+            memory_bytes=peak_memory_bytes(self.ranks.device),
+            sent_bytes={Axis.DATA: traffic.take_bytes()[Axis.DATA] + combine_bytes(self.ranks)},
+            overlapped_seconds=traffic.overlap.take_seconds(),
+            stage_seconds=stage_seconds,
         )
+        report.show(self._metrics)
+        self._log.write(report.log_entry())
 
     def _write_result(self, outcome: AgentPhase, message: str) -> None:
-        result = RunResult(
-            outcome=outcome,
-            step=self.step_number,
+        result = run_result(
+            outcome,
+            self._progress,
             total_steps=self.steps,
-            loss=self._progress.loss,
+            global_samples=self.global_samples,
             heldout_loss=self._heldout_loss,
-            samples=self.step_number * self.global_samples,
-            samples_checksum=self.samples_checksum,
-            message=message,
             save_seconds=self._saves.waited_seconds,
+            message=message,
         )
         if self.ranks.local_rank == 0:
-            self._surroundings.write_result(result)
+            self._environment.write_result(result)

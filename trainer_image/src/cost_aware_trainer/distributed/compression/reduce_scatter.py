@@ -36,7 +36,7 @@ class CompressedReduceScatter(ReduceScatter):
         self._codec = BlockCodec(BITS[compression], block) if compression in BITS else None
         self._carry: Tensor | None = None
         self._width = 0
-        self.rests = False
+        self.is_uncompressed = False
         """Whether gradients are summed as they are, on all ranks; a residual waits meanwhile."""
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -58,7 +58,7 @@ class CompressedReduceScatter(ReduceScatter):
         """
         if async_op or op not in (dist.ReduceOp.SUM, dist.ReduceOp.AVG):
             raise ValueError(f"compressed reduce-scatter: op {op}, async_op {async_op}; it sums or averages, at once")
-        if self.rests:
+        if self.is_uncompressed:
             dist.reduce_scatter_tensor(output_tensor, input_tensor, op=dist.ReduceOp.SUM, group=group)
             if op == dist.ReduceOp.AVG:
                 output_tensor.div_(group.size())
@@ -75,11 +75,11 @@ class CompressedReduceScatter(ReduceScatter):
 
     def drain(self, group: dist.ProcessGroup) -> Tensor | None:
         """Takes the residual out, summed over the group as it is: this rank's chunk. All ranks call it, or none has one."""
-        owed, self._carry = self.residual(), None
-        if owed is None:
+        residual, self._carry = self.residual(), None
+        if residual is None:
             return None
-        chunk = torch.empty(owed.shape[1], device=owed.device)
-        dist.reduce_scatter_tensor(chunk, owed.flatten(), group=group)
+        chunk = torch.empty(residual.shape[1], device=residual.device)
+        dist.reduce_scatter_tensor(chunk, residual.flatten(), group=group)
         return chunk
 
     def _reduce(self, flat: Tensor, group: dist.ProcessGroup, codec: BlockCodec) -> Tensor:

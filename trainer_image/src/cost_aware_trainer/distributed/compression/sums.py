@@ -28,7 +28,7 @@ from cost_aware_trainer.distributed.compression.quantisation import BLOCKS, SCAL
 
 BITS = {Compression.INT8: 8, Compression.INT4: 4}
 
-Layout = tuple[tuple[str, int], ...]
+BucketLayout = tuple[tuple[str, int], ...]
 """What a bucket holds: names and element counts of its parameters (or this rank's parts of them), in order."""
 
 
@@ -124,10 +124,10 @@ class CompressedSum:
         self._second = _twin(group) if self._codec else group
         self._lanes = _Lane("exchange"), _Lane("gather")
         self._stream: torch.cuda.Stream | None = None
-        self._carries: dict[Layout, Tensor] = {}
+        self._carries: dict[BucketLayout, Tensor] = {}
         self._inherited: dict[str, Tensor] = {}
 
-    def start(self, layout: Layout, bucket: Tensor) -> Sum:
+    def start(self, layout: BucketLayout, bucket: Tensor) -> Sum:
         """Starts replacing a flat bucket, of the layout's elements, by its sum over the group."""
         codec = self._codec
         if codec is None:
@@ -189,7 +189,7 @@ class CompressedSum:
     def _chunk(self, elements: int, codec: BlockCodec) -> int:
         return codec.padded(-(-elements // self.ranks))
 
-    def _carry(self, layout: Layout, bucket: Tensor, codec: BlockCodec) -> Tensor:
+    def _carry(self, layout: BucketLayout, bucket: Tensor, codec: BlockCodec) -> Tensor:
         """The residuals of a bucket, (n, chunk); made at its first sum from what its parameters had in other buckets."""
         if layout in self._carries:
             return self._carries[layout]

@@ -111,18 +111,18 @@ class RingCopies:
         self._rank, self._size = dist.get_rank(group), dist.get_world_size(group)
         if self._size < 2:
             raise ReplicaError("RingCopies: a group of one has no peer; use two ranks or more")
-        self.held: Tensor | None = None
-        """The packed state of the rank before this one."""
+        self.peer_state: Tensor | None = None
+        """Packed state of the rank before this one."""
         self.fingerprints: list[Fingerprint] = []
 
     def save(self, packed: Tensor) -> None:
         """Sends this rank's state to the next and takes in that of the one before; blocks until both are done."""
         self.fingerprints = exchange_fingerprints(Fingerprint.of(packed), self._group, [])
         before = (self._rank - 1) % self._size
-        held = torch.empty(self.fingerprints[before].length, dtype=torch.uint8)
-        _swap(self._group, packed, (self._rank + 1) % self._size, held, before)
-        self.fingerprints[before].check(held, before)
-        self.held = held
+        received = torch.empty(self.fingerprints[before].length, dtype=torch.uint8)
+        _swap(self._group, packed, (self._rank + 1) % self._size, received, before)
+        self.fingerprints[before].check(received, before)
+        self.peer_state = received
 
     def rebuild(self, packed: Tensor | None) -> Tensor:
         """This rank's state: what it brings, or, with None for a rank that lost its memory, its copy from the next rank.
@@ -138,8 +138,8 @@ class RingCopies:
             )
         self.fingerprints = exchange_fingerprints(None, self._group, self.fingerprints)
         waiting: list[Any] = []
-        if (self._rank - 1) % self._size in lost and self.held is not None:
-            waiting.append(dist.isend(self.held, group=self._group, group_dst=(self._rank - 1) % self._size))
+        if (self._rank - 1) % self._size in lost and self.peer_state is not None:
+            waiting.append(dist.isend(self.peer_state, group=self._group, group_dst=(self._rank - 1) % self._size))
         mine = packed
         if mine is None:
             mine = torch.empty(self.fingerprints[self._rank].length, dtype=torch.uint8)

@@ -30,9 +30,9 @@ from torch import Tensor
 
 from cost_aware_trainer.contract import ENV_MEMORY_FOLDER, Redundancy, RunPlan
 from cost_aware_trainer.distributed.collectives import TIMEOUT, Ranks
-from cost_aware_trainer.state.checkpoint import RunProgress
 from cost_aware_trainer.state.manifests import RunFacts
 from cost_aware_trainer.state.memory.copies import Fingerprint, ParityGroup, ReplicaError, RingCopies, pack, unpack
+from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.state import StatePart, checkpointable, copy_twins
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ def layout_key(plan: RunPlan, facts: RunFacts) -> str:
 
 
 @dataclass(frozen=True)
-class CopyGeneration:
+class MemoryCopies:
     """What a rank holds of one state: files `own` and `held`, and `meta.json`, written last."""
 
     folder: Path
@@ -91,13 +91,13 @@ class CopyGeneration:
         step, attempt = self.folder.name.removeprefix("step-").split("-attempt-")
         return int(step), int(attempt)
 
-    def write(self, key: str, own: Tensor, held: Tensor, fingerprints: list[Fingerprint]) -> None:
+    def write(self, key: str, own: Tensor, kept: Tensor, fingerprints: list[Fingerprint]) -> None:
         """Writes everything, under its name only when it is whole."""
         partial = self.folder.with_name(f".{self.folder.name}")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         own.numpy().tofile(partial / "own")
-        held.numpy().tofile(partial / "held")
+        kept.numpy().tofile(partial / "held")
         prints = [[fingerprint.length, fingerprint.sha256.hex()] for fingerprint in fingerprints]
         (partial / "meta.json").write_text(json.dumps({"key": key, "fingerprints": prints}))
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -105,9 +105,9 @@ class CopyGeneration:
 
     def read(self) -> tuple[Tensor, Tensor, list[Fingerprint]]:
         """Own state, what is held of peers, and fingerprints of the group's states."""
-        own, held = (torch.from_numpy(np.fromfile(self.folder / name, dtype=np.uint8)) for name in ("own", "held"))
+        own, kept = (torch.from_numpy(np.fromfile(self.folder / name, dtype=np.uint8)) for name in ("own", "held"))
         meta = json.loads((self.folder / "meta.json").read_text())
-        return own, held, [Fingerprint(length, bytes.fromhex(sha256)) for length, sha256 in meta["fingerprints"]]
+        return own, kept, [Fingerprint(length, bytes.fromhex(sha256)) for length, sha256 in meta["fingerprints"]]
 
     def is_of(self, key: str) -> bool:
         """Whether it belongs to this run and layout."""
@@ -179,26 +179,26 @@ class MemoryTier:
         self._due_at_seconds = time.monotonic() + self._plan.checkpoint.redundancy_interval_seconds
         state = {**checkpointable(parts), **_as_tensors(progress)}
         packed = pack(state)
-        generation = CopyGeneration(self._folder / f"step-{progress.step:08d}-attempt-{attempt}")
+        copies = MemoryCopies(self._folder / f"step-{progress.step:08d}-attempt-{attempt}")
         # All ranks have finished the last one. It is the one to fall back on until this one is there.
         for old in self._generations()[_KEPT - 1 :]:
             shutil.rmtree(old.folder, ignore_errors=True)
-        self._saving = self._executor.submit(self._send, packed, generation)
+        self._saving = self._executor.submit(self._send, packed, copies)
 
-    def _send(self, packed: Tensor, generation: CopyGeneration) -> None:
+    def _send(self, packed: Tensor, copies: MemoryCopies) -> None:
         keeper = self._keeper
         assert keeper is not None  # noqa: S101  the tier is on
         keeper.save(packed)
-        held = keeper.held if isinstance(keeper, RingCopies) else keeper.parity
-        assert held is not None  # noqa: S101  it was just saved
-        generation.write(self._key, packed, held, keeper.fingerprints)
+        kept = keeper.peer_state if isinstance(keeper, RingCopies) else keeper.parity
+        assert kept is not None  # noqa: S101  it was just saved
+        copies.write(self._key, packed, kept, keeper.fingerprints)
 
-    def _generations(self) -> list[CopyGeneration]:
+    def _generations(self) -> list[MemoryCopies]:
         """What this rank holds, the newest first."""
         if not self._folder.exists():
             return []
-        found = [CopyGeneration(path) for path in self._folder.iterdir() if path.name.startswith("step-")]
-        return sorted(found, key=lambda generation: generation.number, reverse=True)
+        found = [MemoryCopies(path) for path in self._folder.iterdir() if path.name.startswith("step-")]
+        return sorted(found, key=lambda copies: copies.number, reverse=True)
 
     def resume(self, parts: list[StatePart], volume_step: int) -> RunProgress | None:
         """Fills `parts` from the newest state that the nodes hold between them, if it is newer than the volume's; else None.
@@ -208,7 +208,7 @@ class MemoryTier:
         """
         if not self.is_on:
             return None
-        mine = {generation.number: generation for generation in self._generations() if generation.is_of(self._key)}
+        mine = {copies.number: copies for copies in self._generations() if copies.is_of(self._key)}
         number, lost = self._newest(mine)
         if number[0] <= volume_step:
             self._say(mine, volume_step)
@@ -235,7 +235,7 @@ class MemoryTier:
             logger.info("resuming step %d from memory, the volume has step %d: %s", number[0], volume_step, where)
         return _from_tensors(state)
 
-    def _newest(self, mine: dict[tuple[int, int], CopyGeneration]) -> tuple[tuple[int, int], list[int]]:
+    def _newest(self, mine: dict[tuple[int, int], MemoryCopies]) -> tuple[tuple[int, int], list[int]]:
         """The newest generation that can be rebuilt, and the ranks that lack it; the same on all ranks."""
         numbers = [*mine, *[_NONE] * _KEPT][:_KEPT]
         flat = [float(part) for number in numbers for part in number]
@@ -243,17 +243,17 @@ class MemoryTier:
         slots = [0.0] * (width * self._ranks.size)
         slots[width * self._ranks.rank : width * (self._ranks.rank + 1)] = flat
         told = [int(value) for value in self._ranks.sum(slots)]
-        held = [
+        numbers_of = [
             {(told[at], told[at + 1]) for at in range(width * rank, width * (rank + 1), 2)}
             for rank in range(self._ranks.size)
         ]
-        for number in sorted(set.union(*held) - {_NONE}, reverse=True):
-            lost = [rank for rank, numbers_held in enumerate(held) if number not in numbers_held]
+        for number in sorted(set.union(*numbers_of) - {_NONE}, reverse=True):
+            lost = [rank for rank, known in enumerate(numbers_of) if number not in known]
             if all(can_rebuild(self._kind, group, set(lost)) for group in self._groups):
                 return number, lost
         return _NONE, []
 
-    def _say(self, mine: dict[tuple[int, int], CopyGeneration], volume_step: int) -> None:
+    def _say(self, mine: dict[tuple[int, int], MemoryCopies], volume_step: int) -> None:
         if mine and max(mine)[0] > volume_step:
             logger.error(
                 "COPIES IN MEMORY up to step %d cannot be used: too many nodes were lost; the volume has step %d",
@@ -261,15 +261,15 @@ class MemoryTier:
                 volume_step,
             )
 
-    def _rebuild(self, generation: CopyGeneration | None, parts: list[StatePart]) -> dict[str, Tensor]:
+    def _rebuild(self, copies: MemoryCopies | None, parts: list[StatePart]) -> dict[str, Tensor]:
         keeper, own = self._keeper, None
         assert keeper is not None  # noqa: S101  the tier is on
-        if generation is not None:
-            own, held, keeper.fingerprints = generation.read()
+        if copies is not None:
+            own, kept, keeper.fingerprints = copies.read()
             if isinstance(keeper, RingCopies):
-                keeper.held = held
+                keeper.peer_state = kept
             else:
-                keeper.parity = held
+                keeper.parity = kept
         rebuilt = keeper.rebuild(own)
         place = dist.get_group_rank(keeper.group, self._ranks.rank)
         keeper.fingerprints[place].check(rebuilt, self._ranks.rank)
