@@ -1,4 +1,4 @@
-"""Checks of a run plan that need no data, no device and no peer: what is wrong, where, and what to write instead."""
+"""Checks of a run plan that need no data, no device and no peer. They say what is wrong, where, and what to write instead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BYTE_VALUES = 256
 
 
 class InvalidRunError(ValueError):
-    """The run can never work as planned; retrying is pointless."""
+    """Run that can never work as planned. It is not tried again."""
 
 
 def check_plan(plan: RunPlan, world_size: int) -> None:
@@ -91,7 +91,7 @@ def _check_batch(plan: RunPlan) -> None:
 
 
 def _check_tensor(plan: RunPlan) -> None:
-    """The tensor axis splits heads, the feed-forward layer, the vocabulary and, between layers, the positions."""
+    """Checks the tensor axis, which splits heads, the feed-forward layer, the vocabulary and, between layers, the positions."""
     for name in ("kv_heads", "heads", "ffn", "vocabulary", "sequence_length"):
         _check_divides("degrees.tensor", plan.degrees.tensor, f"model.{name}", getattr(plan.model, name))
 
@@ -121,11 +121,11 @@ _INTERLEAVES = {
     Schedule.ZERO_BUBBLE: (1, 64),
     Schedule.ZERO_BUBBLE_V: (2, 2),
 }
-"""The least and the most stages on each rank that a schedule can work with."""
+"""Smallest and largest number of stages on each rank that a schedule can work with."""
 
 
 def _check_schedule(plan: RunPlan) -> None:
-    """What each of torch's schedules needs of the number of stages and of micro-batches; one stage needs nothing."""
+    """Checks the numbers of stages and of micro-batches that each of torch's schedules needs. One stage needs nothing."""
     schedule, interleave, pipeline = plan.strategy.schedule, plan.strategy.interleave, plan.degrees.pipeline
     least, most = _INTERLEAVES[schedule] if pipeline > 1 else (1, 1)
     if not least <= interleave <= most:
@@ -157,7 +157,7 @@ def _too_few(plan: RunPlan, micro_batches: int, needed: int) -> str:
 
 
 def _fitting_micro_batch(plan: RunPlan, pipeline: int, needed: int) -> str:
-    """The nearest micro-batch that makes for enough micro-batches, and for a multiple of the pipeline's ranks."""
+    """Advises the nearest micro-batch that gives enough micro-batches, and a multiple of the pipeline's ranks."""
     samples = plan.batch.global_samples // plan.degrees.data
     fitting = [micro for micro in divisors(samples) if samples // micro >= needed and samples // micro % pipeline == 0]
     nearest = min(fitting, key=lambda micro: abs(micro - plan.batch.micro_samples), default=None)
@@ -165,7 +165,7 @@ def _fitting_micro_batch(plan: RunPlan, pipeline: int, needed: int) -> str:
 
 
 def _check_strategy(plan: RunPlan) -> None:
-    """Combinations that torch cannot run."""
+    """Refuses combinations that torch cannot run."""
     strategy = plan.strategy
     splits_backward = plan.degrees.pipeline > 1 and strategy.schedule in (Schedule.ZERO_BUBBLE, Schedule.ZERO_BUBBLE_V)
     if not splits_backward:
@@ -209,5 +209,5 @@ def _check_divides(name: str, value: int, of: str, whole: int) -> None:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors in ascending order."""
+    """Lists all divisors in ascending order."""
     return [d for d in range(1, number + 1) if number % d == 0]
