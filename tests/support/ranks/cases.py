@@ -103,7 +103,7 @@ def _reconfigure(place, plan, successors):
 def hand_residuals_over(place, plan, successor, steps, by_checkpoint):
     """Trains a few compressed steps and then goes on under another plan, in process or from a checkpoint.
 
-    Returns what this rank's compression owed by itself, {(parameter, box): values}, and what it owes under the new plan.
+    Returns the residuals of this rank alone, {(parameter, box): values}, and those it carries under the new plan.
     """
     plan = RunPlan.from_json(plan)
     log, order = MemoryLog(), Reconfiguration(attempt=1, plan=RunPlan.from_json(successor))
@@ -143,7 +143,7 @@ def hand_residuals_over(place, plan, successor, steps, by_checkpoint):
 
 
 def sharded_residuals(replica, plan, shapes):
-    """What this rank's compressed reduce-scatters owe, {(parameter, box): values}, from fully_shard's flat gradients."""
+    """Residuals of this rank's compressed reduce-scatters, {(parameter, box): values}, from fully_shard's flat gradients."""
     found, ranks, place = {}, plan.degrees.data, replica._mesh.place
     for (scatter, _), owned in zip(replica._scatters, replica._flat, strict=True):
         rows, start = scatter.residual(), 0

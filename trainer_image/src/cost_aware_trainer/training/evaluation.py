@@ -1,4 +1,4 @@
-"""The held-out loss: the same windows at every evaluation, spread over the replicas, the same value for any degree."""
+"""Held-out loss: the same windows at every evaluation, spread over the replicas, with one value under any degrees."""
 
 from __future__ import annotations
 

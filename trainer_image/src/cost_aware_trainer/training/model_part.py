@@ -1,4 +1,4 @@
-"""This rank's part of the model under a plan's degrees: built, filled, stepped and evaluated."""
+"""Part of the model that this rank holds under a plan's degrees: it is built, filled, stepped and evaluated here."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from cost_aware_trainer.training.pipeline import Pipeline
 
 
 class ModelPart:
-    """One rank's stages of one data-parallel replica. Memory is allocated, but not filled.
+    """Stages of one data-parallel replica that one rank holds. Their memory is allocated, but not filled.
 
-    Gradients are *sums* over samples: the loss is divided by the global batch before the backward pass, so no degree
-    enters into them.
+    Gradients are *sums* over samples. The loss is divided by the global batch before the backward pass, so gradients do not
+    depend on the degrees.
     """
 
     def __init__(self, plan: RunPlan, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -46,7 +46,7 @@ class ModelPart:
         self.needs_tokens = any(stage.is_first or stage.is_last for stage in stages)
         """Whether this rank holds an end of the pipeline."""
         self.reports = any(stage.is_last for stage in stages) and mesh.place.tensor == 0
-        """Whether this rank alone speaks for its replica: of its loss, and of what was trained."""
+        """Whether this rank, alone of its replica, reports the loss and the trained samples."""
 
     def _build(self, stage: ModelStage) -> Decoder:
         strategy, device = self._plan.strategy, self._mesh.ranks.device
@@ -102,20 +102,25 @@ class ModelPart:
         return data_sum
 
     def fill(self, value_of: Callable[[str, Box], Tensor]) -> None:
-        """Sets every parameter's part to what `value_of` gives for its name and box."""
+        """Sets every parameter's part to `value_of` its name and box."""
         for held in self.parameters:
             held.value.copy_(value_of(held.name, held.box))
 
     def initialise(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
-        """Sets all parameters to the run's first values, which depend on their names and the seed only."""
+        """Sets all parameters to the run's first values, which depend only on their names and the seed."""
         model = self._plan.model
         self.fill(lambda name, box: initial_value(name, shapes[name], model, seed)[box.slices()])
 
     def step(self, batches: Iterable[Tensor], scale: float, *, uncompressed: bool = False) -> float:
-        """Forward and backward over this replica's micro-batches of tokens (samples, sequence_length + 1).
+        """Runs forward and backward over this replica's micro-batches, and sums gradients over all ranks that share a parameter.
 
-        Gradients of `scale` × the summed loss are then summed over all ranks that share a parameter, over the data axis without
-        compression if `uncompressed`. Returns the summed loss where `reports` is true, and something to ignore elsewhere.
+        Args:
+            batches: tokens (samples, sequence_length + 1) of each micro-batch.
+            scale: factor on the summed loss, of which the gradients are.
+            uncompressed: whether the sum over the data axis goes without compression.
+
+        Returns:
+            the summed loss if `reports` is true; otherwise a number without meaning.
         """
         for held in self.parameters:
             held.parameter.grad = None
@@ -146,7 +151,7 @@ class ModelPart:
         return float(loss_sum)
 
     def _sharded_bytes(self, compression: Compression | None = None) -> float:
-        """What fully_shard sends in a step: one gather of weights and one scatter of gradients, or more of both."""
+        """Bytes that fully_shard sends in a step: one gather of weights and one scatter of gradients, or more of both."""
         degree, strategy = self._plan.degrees.data, self._plan.strategy
         weights_bytes = sum(held.value.numel() for held in self.parameters) * (degree - 1)
         gathered_bytes = weights_bytes * (2 if strategy.precision is Precision.BF16 else 4)
@@ -163,13 +168,13 @@ class ModelPart:
                 held.gradient.add_(residuals[held.name])
 
     def carry_residuals(self, residuals: Mapping[str, Tensor]) -> None:
-        """Adds residuals, whole sums for this rank's parts by parameter, to the next step's summed gradients."""
+        """Keeps residuals, whole sums for this rank's parts by parameter, and adds them to the next step's summed gradients."""
         self._residuals = dict(residuals)
 
     def drain_residuals(self) -> dict[str, Tensor]:
-        """What compression still owes the run, taken out: for each parameter that this rank holds the sum over all ranks.
+        """Takes out the residuals of compression: for each parameter that this rank holds, the sum over all ranks.
 
-        Empty where nothing is owed by any rank; every rank must call it between steps.
+        Empty if no rank has residuals. Every rank must call it, between steps.
         """
         if self._plan.strategy.compression not in BITS or self._plan.degrees.data == 1:
             return {}
@@ -184,7 +189,7 @@ class ModelPart:
         return {held.name: residual for held, residual in zip(self.parameters, residuals, strict=True)}
 
     def _drained_shards(self) -> dict[str, Tensor]:
-        """The same of sharded parameters, before those that ranks share otherwise are summed; by `HeldParameter.key`."""
+        """Takes out the residuals of sharded parameters by `HeldParameter.key`, not yet summed over ranks of other axes."""
         assert self._mesh.data is not None  # noqa: S101  what is sharded has replicas
         group, ranks = self._mesh.data.get_group(), self._plan.degrees.data
         kept: dict[str, Tensor] = {}
@@ -200,7 +205,7 @@ class ModelPart:
         return kept
 
     def _flattened(self) -> list[list[HeldParameter]]:
-        """What each reduce-scatter has in its flat gradient, in order: its module's parameters without those of modules before it."""
+        """Lists each reduce-scatter's parameters in the order of its flat gradient: its module's, without those of earlier modules."""
         held_of = {id(held.parameter): held for held in self.parameters}
         return [
             [held for p in module.parameters() if (held := held_of.pop(id(p), None)) is not None]
@@ -212,11 +217,11 @@ class ModelPart:
         return self._pipeline.bubble_seconds(compute_seconds) if self._pipeline else 0.0
 
     def squared_gradient_norm(self) -> float:
-        """This rank's share of the squared norm of the whole model's gradient."""
+        """Share of this rank in the squared norm of the whole model's gradient."""
         return squared_norm(self._mesh, self.parameters, is_sharded=self.is_sharded)
 
     def losses(self, tokens: Tensor) -> Tensor | None:
-        """Losses of tokens (samples, sequence_length + 1) by position, where `reports` may be true; None elsewhere.
+        """Computes losses of tokens (samples, sequence_length + 1) by position on the last stage; None on other stages.
 
         All ranks of the replica must call it with the same tokens.
         """
@@ -228,6 +233,6 @@ class ModelPart:
         return None if logits is None else self._tensor.losses(logits, tokens[:, 1:])
 
     def close(self) -> None:
-        """Lets go of parameters and process groups."""
+        """Drops parameters and process groups."""
         if self._data_sum:
             self._data_sum.close()

@@ -1,4 +1,4 @@
-"""One rank's process, from its command line to its exit code."""
+"""Process of one rank, from its command line to its exit code."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ logger = logging.getLogger("cost_aware_trainer")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line; `--plan` defaults to the agent's file."""
+    """Reads the command line. `--plan` defaults to the agent's file."""
     parser = argparse.ArgumentParser(prog="python -m cost_aware_trainer", description="One rank of a training run.")
     parser.add_argument("--plan", type=Path, default=os.environ.get(ENV_PLAN_FILE), help="the run plan, JSON")
     parser.add_argument("--steps-log", type=Path, help="append one JSON line a step to this file (rank 0)")
@@ -97,7 +97,7 @@ def train(
     succession: Succession,
     start: Stopwatch,
 ) -> RunResult:
-    """Trains; what all ranks fail of together becomes a FAILED result instead of a traceback."""
+    """Trains. A failure that all ranks share becomes a FAILED result instead of a traceback."""
     try:
         trainer = Trainer(plan, ranks, environment, metrics, steps_log, stop_signal.is_set, succession, start)
     except CheckpointError as error:
@@ -110,7 +110,7 @@ def train(
 
 @record
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0 for a run that completed or stopped as asked, EXIT_INVALID for an impossible one, 1 for a failure."""
+    """Runs a rank. Returns 0 for a run that completed or stopped as asked, EXIT_INVALID for an impossible one, 1 for a failure."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")

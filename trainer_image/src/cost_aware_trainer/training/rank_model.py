@@ -1,4 +1,4 @@
-"""Everything of a rank that depends on degrees and strategy, so that it can be thrown away and built anew."""
+"""Model of a rank: everything that depends on degrees and strategy, so that it can be thrown away and built again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cost_aware_trainer.training.optimizer import build_optimizer, set_learning_
 
 
 class RankModel:
-    """A rank's mesh, its part of the model and of the optimizer, and its share of every step's samples."""
+    """Mesh of a rank, its part of the model and of the optimizer, and its share of every step's samples."""
 
     def __init__(self, plan: RunPlan, ranks: Ranks, shapes: dict[str, Shape]) -> None:
         self.plan, self.ranks = plan, ranks
@@ -40,32 +40,35 @@ class RankModel:
 
     @property
     def reports(self) -> bool:
-        """Whether this rank speaks for its replica."""
+        """Whether this rank reports loss and samples of its replica."""
         return self._part.reports
 
     def initialise(self) -> None:
-        """The run's first weights."""
+        """Sets the run's first weights."""
         self._part.initialise(self._shapes, self.plan.seed)
 
     def parts(self) -> list[StatePart]:
-        """This rank's part of the run's state, in place."""
+        """Lists this rank's parts of the run's state, in place."""
         return parts_of(self._part.parameters, self._optimizer, self._shapes)
 
     def positions(self, step: int) -> Iterator[Uint64Array]:
-        """Global positions of this replica's samples of a step (counted from 0), by micro-batch."""
+        """Yields global positions of this replica's samples of a step (counted from 0), one micro-batch at a time."""
         return self._shard.micro_batch_positions(step, self.plan.batch.micro_samples)
 
     def tokens(self, corpus: Corpus, order: SampleOrder, positions: Uint64Array) -> Tensor:
-        """The samples at positions, (samples, sequence_length + 1); empty on ranks that need none."""
+        """Reads the samples at positions, (samples, sequence_length + 1); empty on ranks that need none."""
         if not self._part.needs_tokens:
             return torch.empty(0)
         return torch.from_numpy(corpus.train_windows(order.at(positions))).to(self.ranks.device)
 
     def accumulate(self, step: int, batches: Iterator[Tensor]) -> tuple[float, float]:
-        """Forward and backward of a step, counted from 1; returns this rank's shares of the summed loss and of the squared norm.
+        """Runs forward and backward of a step, counted from 1, over the tokens of each micro-batch.
 
-        Gradients are not quantised while the learning rate warms up: they are largest and differ most then, and what rounding
-        does to Adam's second moments stays for hundreds of steps (1-bit Adam, 2102.02888, warms up for the same reason).
+        Gradients are not quantised while the learning rate warms up. They are largest and differ most then, and the effect of
+        rounding on Adam's second moments stays for hundreds of steps (1-bit Adam, 2102.02888, warms up for the same reason).
+
+        Returns:
+            this rank's shares of the summed loss and of the gradient's squared norm.
         """
         plan = self.plan
         scale = 1.0 / (plan.batch.global_samples * plan.model.sequence_length)
@@ -74,7 +77,7 @@ class RankModel:
         return loss_sum if self.reports else 0.0, self._part.squared_gradient_norm()
 
     def bubble_seconds(self, compute_seconds: float) -> float:
-        """What the pipeline's schedule makes a rank wait in a step in which it computes so long; 0 without a pipeline."""
+        """See `Pipeline.bubble_seconds`; 0 without a pipeline."""
         return self._part.bubble_seconds(compute_seconds)
 
     def book_straggler_wait(self, clock: PhaseClock, work_seconds: Sequence[float]) -> None:
@@ -101,5 +104,5 @@ class RankModel:
         return heldout_loss(self._part, corpus, self.mesh, samples, micro_batch)
 
     def close(self) -> None:
-        """Frees process groups: torch's threads for a group live until the last reference to it is gone."""
+        """Drops the process groups: torch's threads for a group live until the last reference to it is gone."""
         self._part.close()

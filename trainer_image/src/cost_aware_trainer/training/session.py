@@ -1,4 +1,4 @@
-"""Your own model in a run that can be stopped, moved, and resumed under any number of replicas. See docs/trainer.md.
+"""Session for your own model, in a run that can be stopped, moved, and resumed under any number of replicas. See docs/trainer.md.
 
 Example:
     with TrainingSession(model, optimizer, folder=…, samples=len(images), global_samples=32, steps=500) as session:
@@ -58,28 +58,29 @@ Batch = TypeVar("Batch")
 
 
 class DivergedSessionError(RuntimeError):
-    """The loss or the gradient is no longer a finite number; the last checkpoint is kept."""
+    """Loss or gradient that is no longer a finite number. The last checkpoint is kept."""
 
 
 class TrainingSession:
-    """One rank of a data-parallel run of a user's own model, from its checkpoint to its result.
+    """Session of one rank in a data-parallel run of a user's own model, from its checkpoint to its result.
 
-    Every rank builds the same model and optimizer; rank 0's weights count. The loss is a *sum* over samples; it is divided
-    by `global_samples` here, and gradients are summed over replicas, so that no degree enters into what is trained.
+    Every rank builds the same model and optimizer; rank 0's weights count. The loss is a *sum* over samples. The session
+    divides it by `global_samples` and sums gradients over replicas, so the result does not depend on their number.
 
     Args:
         model: on any device; it is moved to the rank's own before the optimizer's state exists.
-        optimizer: of the model's parameters, whose state are tensors; not stepped yet.
-        folder: where the run is saved, shared by all nodes; its parent must exist.
-        samples: how many there are; `batches` asks for them by index.
+        optimizer: of the model's parameters, with tensors as its state; not stepped yet.
+        folder: folder of the checkpoints, shared by all nodes; its parent must exist.
+        samples: number of samples; `batches` asks for them by index.
         global_samples: samples of one step; a multiple of the number of ranks × `micro_batches`.
         steps: optimizer steps of the whole run.
-        seed: determines the order of the samples.
-        micro_batches: calls of `backward` in a step, on each rank.
-        learning_rate: the rate of a step (from 1), if it changes; a pure function, so that there is nothing to save.
-        clip_norm: the largest gradient norm that is not scaled down.
-        interval_seconds: between periodic checkpoints, of which the newest `keep` stay.
-        data_fingerprint: what identifies the data; another one is refused when the run resumes.
+        seed: seed of the samples' order.
+        micro_batches: number of micro-batches, which is that of `backward` calls, in a step on each rank.
+        learning_rate: rate of a step (from 1), if it changes; a pure function, so that there is nothing to save.
+        clip_norm: largest gradient norm that is not scaled down.
+        interval_seconds: seconds between periodic checkpoints.
+        keep: number of newest checkpoints that stay.
+        data_fingerprint: text that identifies the data; a resumed run with another text is refused.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class TrainingSession:
         self._stopped = False
 
     def __enter__(self) -> Self:
-        """Joins the other ranks and resumes from the newest checkpoint; a run that can never work exits with EXIT_INVALID."""
+        """Joins the other ranks and resumes from the newest checkpoint. A run that can never work exits with EXIT_INVALID."""
         start = Stopwatch.of_start(self._environment.launch)
         try:
             self._check()
@@ -142,7 +143,7 @@ class TrainingSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaves the result for the agent: completed, stopped with a checkpoint, or failed with its reason."""
+        """Writes the result for the agent: completed, stopped with a checkpoint, or failed with its reason."""
         self._checkpointer.close()
         self._data_sum.close()
         self._log.close()
@@ -187,7 +188,7 @@ class TrainingSession:
         self._log = StepsLog(self._folder / "steps.jsonl" if self.ranks.is_first else None)
 
     def _parameters(self) -> list[HeldParameter]:
-        """The model's parameters, each whole on every rank."""
+        """Lists the model's parameters, each whole on every rank."""
         return [
             HeldParameter(name, parameter, Box((0,) * parameter.ndim, tuple(parameter.shape)), is_copy=False)
             for name, parameter in self.model.named_parameters()
@@ -214,7 +215,7 @@ class TrainingSession:
         self._metrics.set(Metric.TOTAL_STEPS, self.steps)
 
     def _share(self, tensors: Iterable[Tensor]) -> None:
-        """Gives every rank rank 0's values."""
+        """Copies rank 0's values to every rank."""
         if self.ranks.size > 1:
             with self.ranks.heart.waiting():
                 for tensor in tensors:
@@ -222,23 +223,23 @@ class TrainingSession:
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Device on which this rank computes."""
         return self.ranks.device
 
     @property
     def step_number(self) -> int:
-        """The last completed step; 0 before the first."""
+        """Last completed step; 0 before the first."""
         return self._progress.step
 
     @property
     def samples_checksum(self) -> str:
-        """An order-free hash over all samples that made the weights; the same for any degree and any stops."""
+        """Order-free hash over all samples that made the weights; it depends neither on the number of replicas nor on stops."""
         return self._progress.samples_checksum
 
     def batches(self, load: Callable[[NDArray[np.int64]], Batch]) -> Iterator[Batch]:
-        """This rank's micro-batches, until the last step or until the run is asked to stop at a boundary.
+        """Yields this rank's micro-batches, until the last step or until the run is asked to stop at a boundary.
 
-        `load` gets indices (samples of one micro-batch,) between 0 and `samples`; its time counts as data. Before each step
+        `load` gets indices (micro-batch,) from 0 to `samples` - 1; its time counts as data. Before each step
         torch's random numbers are seeded from the run's seed, the step and the rank.
 
         Raises:
@@ -260,7 +261,7 @@ class TrainingSession:
                 )
 
     def backward(self, loss_sum: Tensor) -> None:
-        """The backward pass of one micro-batch's summed loss; replicas' gradients are summed meanwhile."""
+        """Runs the backward pass of one micro-batch's summed loss. Replicas' gradients are summed meanwhile."""
         if self._backwards == 0 and self.ranks.size > 1:
             self._data_sum.begin()
         self._backwards += 1
@@ -270,7 +271,7 @@ class TrainingSession:
     def step(self, loss_sum: Tensor | None = None) -> float:
         """Ends a step: applies the summed gradients, and saves or stops if that is due. Returns the mean loss.
 
-        `loss_sum` is the last micro-batch's, for a step that has not called `backward` for it.
+        `loss_sum` is the last micro-batch's summed loss, if `backward` was not called for it.
 
         Raises:
             DivergedSessionError: the loss or the gradient is not finite.
@@ -303,7 +304,7 @@ class TrainingSession:
         return loss
 
     def _update(self, loss_sum: float) -> float:
-        """Clips, sets the rate and applies the optimizer; the gradient's norm before clipping."""
+        """Clips gradients, sets the rate and applies the optimizer. Returns the gradient's norm before clipping."""
         step = self.step_number + 1
         with self._clock.phase(Phase.OPTIMIZER):
             norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm))
@@ -329,7 +330,7 @@ class TrainingSession:
         self.model.train(was_training)
 
     def sum(self, *values: float) -> list[float]:
-        """Sums over all ranks, of losses and counts for example; every rank must call it."""
+        """Sums values over all ranks, losses and counts for example. Every rank must call it."""
         return self.ranks.sum(list(values))
 
     def report_heldout_loss(self, loss: float) -> None:

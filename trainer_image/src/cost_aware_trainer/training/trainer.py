@@ -1,4 +1,4 @@
-"""One rank of a training run: from a plan to a result, step by step.
+"""Bundled trainer: one rank of a run, from a plan to a result, step by step.
 
 Started by torchrun, under the agent or by hand:
 
@@ -55,11 +55,11 @@ logger = logging.getLogger(__name__)
 
 
 class DivergedError(RuntimeError):
-    """The loss or the gradient is no longer a finite number."""
+    """Loss or gradient that is no longer a finite number."""
 
 
 def open_corpus(plan: RunPlan, ranks: Ranks) -> Corpus:
-    """Opens the plan's data on every rank; rank 0 verifies the hashes too.
+    """Opens the plan's data on every rank. Rank 0 also verifies the hashes.
 
     Raises:
         InvalidRunError: on all ranks, if any of them cannot use its data folder.
@@ -77,7 +77,7 @@ def open_corpus(plan: RunPlan, ranks: Ranks) -> Corpus:
 
 
 class Trainer:
-    """All that one rank holds of a run.
+    """Trainer of a run on one rank.
 
     Raises (when built):
         InvalidRunError: data or checkpoints do not fit the plan.
@@ -145,7 +145,7 @@ class Trainer:
         self._metrics.set(Metric.TOTAL_STEPS, self._plan.steps)
 
     def _recalled(self, parts: list[StatePart]) -> RunProgress | None:
-        """Fills `parts` from the newest good state, in the nodes' memory or on the volume; None where there is none."""
+        """Fills `parts` from the newest good state, in the nodes' memory or on the volume; None if there is none."""
         newest = self._checkpointer.saved_step = self._checkpointer.newest_step()
         recalled = self._memory.resume(parts, newest)
         if recalled:
@@ -162,7 +162,7 @@ class Trainer:
         return RunProgress.saved_in(found) if found else None
 
     def run(self) -> RunResult:
-        """Trains until the last step or until any rank is asked to stop; a checkpoint of that step is then on disk.
+        """Trains until the last step, or until any rank is asked to stop. A checkpoint of that step is then on disk.
 
         Raises:
             DivergedError: loss or gradient are not finite; the last good checkpoint is kept.
@@ -185,7 +185,7 @@ class Trainer:
         return self.result(AgentPhase.COMPLETED)
 
     def result(self, outcome: AgentPhase, message: str = "") -> RunResult:
-        """The run's result as it stands."""
+        """Result of the run at its present step."""
         return run_result(
             outcome,
             self._progress,
@@ -197,7 +197,7 @@ class Trainer:
         )
 
     def _step(self) -> bool:
-        """One optimizer step on the global batch; True if the run is to stop after it."""
+        """Trains one optimizer step on the global batch. Returns True if the run is to stop after it."""
         step = self._progress.step + 1
         vote = self._accumulate()
         with self._clock.phase(Phase.COMMUNICATION):
@@ -222,13 +222,13 @@ class Trainer:
         return agreed.wants_stop
 
     def _accumulate(self) -> StepVote:
-        """Forward and backward over this rank's share of the step, whose gradients are then summed over the ranks."""
+        """Runs forward and backward over this rank's share of the step, and sums gradients over the ranks."""
         rank_model, self._trained = self._rank_model, 0
         loss_sum, squared_norm = rank_model.accumulate(self._progress.step + 1, self._read_batches())
         self._clock.settle()
         for axis, seconds in rank_model.mesh.traffic.take_seconds().items():
             self._clock.move(Phase.COMPUTE, PHASE_OF[axis], seconds)
-        # of what a rank waits for its neighbours, the schedule explains this much; the rest is the sends themselves
+        # the schedule explains this part of the waits for neighbours; the rest is the sends themselves
         bubble_seconds = rank_model.bubble_seconds(self._clock.booked(Phase.COMPUTE))
         self._clock.move(Phase.PIPELINE_COMMUNICATION, Phase.PIPELINE_BUBBLE, bubble_seconds)
         flags = self._wants_stop(), self._saves.is_due(), self._saves.has_failed(), self._next_plan() is not None
@@ -243,7 +243,7 @@ class Trainer:
         )
 
     def _read_batches(self) -> Iterator[Tensor]:
-        """This replica's samples of the step, read when they are needed, noting what is trained."""
+        """Reads this replica's samples of the step when they are needed, and notes what is trained."""
         rank_model = self._rank_model
         for positions in rank_model.positions(self._progress.step):
             with self._clock.phase(Phase.DATA):
@@ -255,18 +255,18 @@ class Trainer:
         self._prefetcher.ahead((int(positions[0]), len(positions)) for positions in following)
 
     def _read_tokens(self, samples: tuple[int, int]) -> Tensor:
-        """Reads the samples at so many positions from a first one on, for this rank's place."""
+        """Reads the samples at (first position, count), for this rank's place."""
         first, count = samples
         positions = np.arange(first, first + count, dtype=np.uint64)
         return self._rank_model.tokens(self._corpus, self._order, positions)
 
     def _next_plan(self) -> Reconfiguration | None:
-        """The plan of a newer attempt, if this rank has seen one."""
+        """Plan of a newer attempt, if this rank has seen one."""
         newest = self._succession.newest() if self._succession else None
         return newest if newest and newest.attempt > self._attempt else None
 
     def _reconfigure(self) -> None:
-        """Goes on under the newest plan, in the same process; the state travels from memory to memory.
+        """Goes on under the newest plan in the same process. The state travels from memory to memory.
 
         Raises:
             InvalidRunError: the plan is impossible; nothing has changed yet.
@@ -284,13 +284,13 @@ class Trainer:
         watch.end(LaunchStage.DRAIN)
         residuals = self._rank_model.drain_residuals()
         carried = Carried.of(self._plan, self._progress.step, self._rank_model.parts(), residuals)
-        # what was read ahead is for the old place
+        # samples that were read ahead are for the old place
         self._prefetcher.ahead(())
         self._rank_model.close()
         del self._rank_model
         watch.end(LaunchStage.SAVE)
         disconnect()
-        # What refers to itself in a circle would keep groups alive, and with them their threads.
+        # Objects that refer to each other in a circle would keep groups alive, and with them their threads.
         gc.collect()
         self._ranks = succession.rejoin(f"attempt-{newest.attempt}")
         self._saves.join(self._ranks, newest.plan.checkpoint.interval_seconds)
@@ -305,7 +305,7 @@ class Trainer:
         self._metrics.set(Metric.RESUMED_STEP, self._progress.step)
         self._stage_seconds = watch.stage_seconds
         self._ranks.heart.begin_anew()
-        # The steps' clock starts anew: this time belongs to none of them.
+        # The steps' clock starts again: this time belongs to no step.
         self._clock.lap()
         self._work.end(None)
 
@@ -319,7 +319,7 @@ class Trainer:
             logger.info("attempt %d goes on in process after %.3f s", self._attempt, told.total_seconds)
 
     def _update(self, step: int, loss: float, norm: float) -> float:
-        """Clips, sets the rate and applies the step; returns the rate."""
+        """Clips gradients, sets the rate and applies the step; returns the rate."""
         with self._clock.phase(Phase.OPTIMIZER):
             if not math.isfinite(loss) or not math.isfinite(norm):
                 raise DivergedError(
@@ -331,7 +331,7 @@ class Trainer:
         return rate
 
     def _save(self, *, wait: bool, stops: bool = False) -> None:
-        """Saves; with what compression still owes where the ranks stop here, for only then nobody adds it to a next gradient."""
+        """Saves the state. If the ranks stop here, it includes residuals, because nobody adds them to a next gradient then."""
         rank_model = self._rank_model
         with self._clock.phase(Phase.CHECKPOINT):
             parts = rank_model.parts()
