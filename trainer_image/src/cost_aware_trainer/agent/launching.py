@@ -148,7 +148,7 @@ class ForkedTorchrun:
         return self._server.codes.get(self._launch)
 
     def _replace(self) -> int | None:
-        # What the server has begun goes on without it, and must not meet its own replacement.
+        # A launch that the server has begun goes on without it, and must not meet its own replacement.
         kill_descendants()
         if any(Path(self._environment[ENV_PULSE_FOLDER]).iterdir()):
             return 1

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 KEPT_SECONDS = 24 * 3600.0
 """Seconds that a record is kept: much longer than anybody will ask for it."""
-MOST = 1024
+MOST_ENDS = 1024
 """Largest number of records in one answer, which stays far below the contract's largest message."""
 PATIENCE_SECONDS = 2.0
 """Seconds to wait for a volume that does not answer: the pod's grace is for the ranks."""
@@ -70,7 +70,7 @@ def leave_result(file: Path, result: RunResult | None) -> None:
 def last_words(folder: Path | None) -> PodEnds:
     """Reads the records of pods that have ended, the newest first. Empty if there are none, or while another call still reads."""
     found: list[PodEnd] = []
-    # a volume that does not answer must not collect callers
+    # callers must not pile up before a volume that does not answer
     if not _reading.acquire(blocking=False):
         return PodEnds()
     try:
@@ -81,7 +81,7 @@ def last_words(folder: Path | None) -> PodEnds:
         logger.warning("%s: %s", folder, error.strerror)
     finally:
         _reading.release()
-    return PodEnds(ends=tuple(sorted(found, key=lambda word: -word.ended_at)[:MOST]))
+    return PodEnds(ends=tuple(sorted(found, key=lambda word: -word.ended_at)[:MOST_ENDS]))
 
 
 def _read(path: Path) -> list[PodEnd]:

@@ -82,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Takes an order or a release."""
-        # Whoever is refused leaves an unread body behind, so the connection ends with the answer.
+        # A refused request leaves an unread body behind, so the connection ends with the answer.
         self.close_connection = True
         if self.path not in ("/order", "/release"):
             self._say(HTTPStatus.NOT_FOUND, KNOWN_REQUESTS)

@@ -44,24 +44,24 @@ class StallWatch:
 
     def look(self, now_seconds: float | None = None) -> Stall | None:
         """Returns a stall to act on, if there is one. Looks at most once a second; a call in between returns None."""
-        now = time.monotonic() if now_seconds is None else now_seconds
-        before, limit_seconds = self._looked_at_seconds, self.limit_seconds()
-        if before is not None and now - before < _LOOK_SECONDS:
+        now_seconds = time.monotonic() if now_seconds is None else now_seconds
+        before_seconds, limit_seconds = self._looked_at_seconds, self.limit_seconds()
+        if before_seconds is not None and now_seconds - before_seconds < _LOOK_SECONDS:
             return None
-        if before is not None and now - before > _BLIND_SECONDS:
-            self._spared_until_seconds, self._last = now + limit_seconds, None
-        self._looked_at_seconds = now
+        if before_seconds is not None and now_seconds - before_seconds > _BLIND_SECONDS:
+            self._spared_until_seconds, self._last = now_seconds + limit_seconds, None
+        self._looked_at_seconds = now_seconds
         pulses = read_pulses(self.folder)
-        self._note_steps(pulses, now)
-        if now < self._spared_until_seconds:
+        self._note_steps(pulses, now_seconds)
+        if now_seconds < self._spared_until_seconds:
             return None
-        stall = find_stall(pulses, self._node, now, limit_seconds)
+        stall = find_stall(pulses, self._node, now_seconds, limit_seconds)
         is_dead = stall is not None and stall.is_dead
         if not is_dead:
             self._dead_since_seconds = None
         elif self._dead_since_seconds is None:
-            self._dead_since_seconds = now
-        if self._dead_since_seconds is not None and now - self._dead_since_seconds < _DEAD_PATIENCE_SECONDS:
+            self._dead_since_seconds = now_seconds
+        if self._dead_since_seconds is not None and now_seconds - self._dead_since_seconds < _DEAD_PATIENCE_SECONDS:
             return None
         return stall
 
@@ -71,14 +71,14 @@ class StallWatch:
             return self._limit_seconds
         return max(self._limit_seconds, _STEPS * statistics.median(self._step_seconds))
 
-    def _note_steps(self, pulses: Sequence[Pulse], now: float) -> None:
+    def _note_steps(self, pulses: Sequence[Pulse], now_seconds: float) -> None:
         """Learns the time of a step from the progress of the slowest rank."""
         step = min((pulse.step for pulse in pulses), default=0)
         if step < 1:
             return
         if self._last is None or step < self._last[0]:
-            self._last = step, now
+            self._last = step, now_seconds
         elif step > self._last[0]:
-            first, since = self._last
-            self._step_seconds.append((now - since) / (step - first))
-            self._last = step, now
+            first_step, since_seconds = self._last
+            self._step_seconds.append((now_seconds - since_seconds) / (step - first_step))
+            self._last = step, now_seconds

@@ -206,7 +206,7 @@ class Supervisor:
         self._launch(self._order)
 
     def _launch(self, order: RunOrder) -> None:
-        # The old attempt's peers are gone or will be: what it still computes is lost already.
+        # The old attempt's peers are gone or will be, so its further work is lost already.
         self._kill()
         launch = self._facts_of_launch()
         self._launched = self._followed = order

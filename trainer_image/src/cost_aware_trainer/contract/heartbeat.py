@@ -50,7 +50,7 @@ class Pulse:
     """Number of the rank in the run."""
     process: int
     """Process id of the rank."""
-    seconds: float
+    at_seconds: float
     """Time of the record by the host's monotonic clock, which all of its processes share."""
     step: int
     """Step that the rank works on."""
@@ -74,7 +74,7 @@ class Stall:
     """Step that the rank works on."""
     phase: str
     """Phase of the step."""
-    seconds: float
+    silent_seconds: float
     """Seconds without progress."""
     is_dead: bool
     """Whether its process is gone."""
@@ -86,11 +86,11 @@ class Stall:
         if self.is_dead:
             return f"{where}: its process is gone"
         if self.waits:
-            return f"{where}: has waited {self.seconds:.0f} s for ranks of other nodes, or for the network"
-        return f"{where}: has not got on for {self.seconds:.0f} s"
+            return f"{where}: has waited {self.silent_seconds:.0f} s for ranks of other nodes, or for the network"
+        return f"{where}: has not got on for {self.silent_seconds:.0f} s"
 
 
-class Heart:
+class Heartbeat:
     """Writer of one rank's record. Without a folder it writes for nobody. Use it from one thread only."""
 
     def __init__(self, folder: Path | None, rank: int) -> None:
@@ -180,19 +180,19 @@ def find_stall(
     longest. A rank that waits is named only if nobody else is, and later: the cause is then on another node, whose agent will
     name it. The first step, which may compile, has the limit of `start`. A stopped process gets no extra time for its phase.
     """
-    now = time.monotonic() if now_seconds is None else now_seconds
+    now_seconds = time.monotonic() if now_seconds is None else now_seconds
     stalls = []
     for pulse in pulses:
-        state, silent_seconds = _state(pulse.process), now - pulse.seconds
+        state, silent_seconds = _state(pulse.process), now_seconds - pulse.at_seconds
         is_dead, is_stopped = state in _DEAD, state in _STOPPED
-        phase_limit = limits_seconds.get(pulse.phase, 0.0)
+        phase_seconds = limits_seconds.get(pulse.phase, 0.0)
         if pulse.finished < 1:
-            phase_limit = max(phase_limit, limits_seconds.get("start", 0.0))
-        limit = limit_seconds if is_stopped else max(limit_seconds, phase_limit)
+            phase_seconds = max(phase_seconds, limits_seconds.get("start", 0.0))
+        allowed_seconds = limit_seconds if is_stopped else max(limit_seconds, phase_seconds)
         waits = pulse.waits and not is_stopped
-        if is_dead or silent_seconds > limit * (WAITING_FACTOR if waits else 1.0):
+        if is_dead or silent_seconds > allowed_seconds * (WAITING_FACTOR if waits else 1.0):
             stalls.append(Stall(pulse.rank, node, pulse.step, pulse.phase, silent_seconds, is_dead, waits))
-    return min(stalls, key=lambda s: (not s.is_dead, s.waits, -s.seconds), default=None)
+    return min(stalls, key=lambda s: (not s.is_dead, s.waits, -s.silent_seconds), default=None)
 
 
 def _state(process: int) -> str:
@@ -201,5 +201,5 @@ def _state(process: int) -> str:
         stat = Path(f"/proc/{process}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return "X"
-    # after the name in parentheses, which may hold anything, comes the state
+    # the name in parentheses may hold anything; the state comes after it
     return stat.rpartition(")")[2].split()[0]

@@ -15,7 +15,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from cost_aware_trainer.contract import ENV_PULSE_FOLDER
-from cost_aware_trainer.contract.heartbeat import Heart
+from cost_aware_trainer.contract.heartbeat import Heartbeat
 
 ENV_COLLECTIVE_TIMEOUT = "CATJ_COLLECTIVE_TIMEOUT_SECONDS"
 TIMEOUT = timedelta(seconds=float(os.environ.get(ENV_COLLECTIVE_TIMEOUT, "60")))
@@ -41,7 +41,7 @@ class Ranks:
     background: dist.ProcessGroup | None
     """Group over gloo, used only by asynchronous checkpoints: collectives of two threads on one group would interleave differently
     on different ranks. None for a run of one rank."""
-    heart: Heart = field(default_factory=lambda: Heart(None, 0))
+    heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(None, 0))
     """Heartbeat, by which the agent sees progress. Every wait for other ranks is marked in it."""
 
     @property
@@ -53,7 +53,7 @@ class Ranks:
         """Waits until the device has finished all its work. Does nothing on a CPU."""
         if self.device.type == "cuda":
             # The device itself waits for other ranks in NCCL's kernels, and the host cannot tell that from work.
-            with self.heart.waiting():
+            with self.heartbeat.waiting():
                 torch.cuda.synchronize(self.device)
 
     def sum(self, values: list[float]) -> list[float]:
@@ -61,7 +61,7 @@ class Ranks:
         if self.size == 1:
             return values
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        with self.heart.waiting():
+        with self.heartbeat.waiting():
             dist.all_reduce(tensor)
             sums: list[float] = tensor.tolist()
         return sums
@@ -71,7 +71,7 @@ class Ranks:
         if self.size == 1:
             return document
         content = json.dumps(document).encode() if self.is_first else b""
-        with self.heart.waiting():
+        with self.heartbeat.waiting():
             length = torch.tensor([len(content)], dtype=torch.int64, device=self.device)
             dist.broadcast(length, src=0)
             buffer = torch.zeros(int(length.item()), dtype=torch.uint8, device=self.device)
@@ -87,7 +87,7 @@ class Ranks:
             return problem
         texts = [torch.zeros(1024, dtype=torch.uint8, device=self.device) for _ in range(self.size)]
         mine = problem.encode()[:1024].ljust(1024, b"\0")
-        with self.heart.waiting():
+        with self.heartbeat.waiting():
             dist.all_gather(texts, torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device))
         problems = [bytes(text.cpu().numpy()).rstrip(b"\0").decode(errors="replace") for text in texts]
         return next((text for text in problems if text), "")
@@ -95,7 +95,7 @@ class Ranks:
     def barrier(self) -> None:
         """Waits for all ranks."""
         if self.size > 1:
-            with self.heart.waiting():
+            with self.heartbeat.waiting():
                 dist.barrier()
 
 
@@ -111,7 +111,7 @@ class Rendezvous:
     """Number of ranks in the run."""
     local_rank: int
     """Number of this rank on its node."""
-    heart: Heart = field(default_factory=lambda: Heart(None, 0))
+    heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(None, 0))
     """Heartbeat of this rank."""
 
     @classmethod
@@ -119,9 +119,9 @@ class Rendezvous:
         """Opens the store that torchrun's environment names. A single rank needs none."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         folder = os.environ.get(ENV_PULSE_FOLDER)
-        heart = Heart(Path(folder) if folder else None, rank)
+        heartbeat = Heartbeat(Path(folder) if folder else None, rank)
         store = next(rendezvous("env://", timeout=TIMEOUT))[0] if size > 1 else None
-        return cls(store, rank, size, int(os.environ.get("LOCAL_RANK", "0")), heart)
+        return cls(store, rank, size, int(os.environ.get("LOCAL_RANK", "0")), heartbeat)
 
     def join(self, generation: str) -> Ranks:
         """Makes the run's process groups: nccl if CUDA is available, gloo otherwise.
@@ -133,14 +133,14 @@ class Rendezvous:
         if has_cuda:
             torch.cuda.set_device(device)
         if self.store is None:
-            return Ranks(self.rank, self.size, self.local_rank, device, None, self.heart)
+            return Ranks(self.rank, self.size, self.local_rank, device, None, self.heartbeat)
         store = PrefixStore(f"generation/{generation}", self.store)
         backend = "nccl" if has_cuda else "gloo"
-        with self.heart.waiting():
+        with self.heartbeat.waiting():
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
             background = dist.new_group(backend="gloo", timeout=TIMEOUT)
         assert isinstance(background, dist.ProcessGroup)  # noqa: S101  every rank is a member
-        return Ranks(self.rank, self.size, self.local_rank, device, background, self.heart)
+        return Ranks(self.rank, self.size, self.local_rank, device, background, self.heartbeat)
 
 
 def disconnect() -> None:

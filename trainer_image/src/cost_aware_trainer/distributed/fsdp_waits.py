@@ -26,7 +26,7 @@ def waits_timed(traffic: Traffic) -> Iterator[None]:
         @functools.wraps(original)
         def call(*arguments: Any, **named: Any) -> Any:
             if depth[0]:
-                # one of them calls another: what the outer one takes is counted once
+                # these methods call each other: only the outer call is counted
                 return original(*arguments, **named)
             depth[0] += 1
             try:

@@ -50,7 +50,7 @@ def build_mesh(ranks: Ranks, plan: RunPlan) -> Mesh:
         groups = {axis: mesh.get_group(axis.value) for axis in long}
         data = mesh[Axis.DATA.value] if Axis.DATA in long else None
     place = Coordinates.of(ranks.rank, degrees)
-    return Mesh(ranks, place, groups, lengths, data, _ends_group(ranks, plan), Traffic(ranks.device, ranks.heart))
+    return Mesh(ranks, place, groups, lengths, data, _ends_group(ranks, plan), Traffic(ranks.device, ranks.heartbeat))
 
 
 def _ends_group(ranks: Ranks, plan: RunPlan) -> dist.ProcessGroup | None:
@@ -74,4 +74,6 @@ def data_mesh(ranks: Ranks) -> Mesh:
     """Makes the mesh of a session: all ranks on the data axis."""
     groups = {Axis.DATA: whole} if (whole := dist.group.WORLD) is not None and ranks.size > 1 else {}
     lengths = {Axis.PIPELINE: 1, Axis.DATA: ranks.size, Axis.TENSOR: 1}
-    return Mesh(ranks, Coordinates(ranks.rank, 0, 0), groups, lengths, None, None, Traffic(ranks.device, ranks.heart))
+    return Mesh(
+        ranks, Coordinates(ranks.rank, 0, 0), groups, lengths, None, None, Traffic(ranks.device, ranks.heartbeat)
+    )

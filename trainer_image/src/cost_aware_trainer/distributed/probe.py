@@ -155,6 +155,6 @@ def _exchange(ranks: Ranks, message: Tensor, peer: int, *, is_first: bool) -> fl
             dist.send(message, peer)
         else:
             dist.recv(message, peer)
-            # what is sent back must have come: on CUDA receiving does not block
+            # on CUDA receiving does not block, so wait for the data before sending them back
             ranks.synchronise()
     return time.perf_counter() - started_seconds

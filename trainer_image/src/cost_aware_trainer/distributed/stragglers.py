@@ -25,7 +25,7 @@ class WorkMeter:
 
     def seconds(self) -> float:
         """Seconds of work since the last vote. Call it once a step, just before its vote, after waits were moved out of it."""
-        self._until_vote_seconds = sum(self._clock.booked(phase) for phase in _WORK)
+        self._until_vote_seconds = sum(self._clock.booked_seconds(phase) for phase in _WORK)
         return self._until_vote_seconds + self._after_vote_seconds
 
     def end(self, lap: Lap | None) -> None:
@@ -34,7 +34,7 @@ class WorkMeter:
         self._after_vote_seconds = lap_seconds - self._until_vote_seconds
 
 
-def lateness(work_seconds: Sequence[float], place: Coordinates, degrees: DegreesPlan) -> tuple[float, float]:
+def lateness_seconds(work_seconds: Sequence[float], place: Coordinates, degrees: DegreesPlan) -> tuple[float, float]:
     """Seconds by which the busiest tensor peer, and the busiest rank of the same pipeline stage, worked longer than this rank.
 
     `work_seconds` is by rank. Ranks of other stages are left out, because their work differs by design.
@@ -55,8 +55,8 @@ def book_straggler_wait(
 
     A rank waits for tensor peers within the layers, and for other replicas in the sum of gradients and in the vote.
     """
-    peer_seconds, stage_seconds = lateness(work_seconds, place, degrees)
-    before_seconds = clock.booked(Phase.STRAGGLER_WAIT)
+    peer_seconds, stage_seconds = lateness_seconds(work_seconds, place, degrees)
+    before_seconds = clock.booked_seconds(Phase.STRAGGLER_WAIT)
     clock.move(Phase.TENSOR_COMMUNICATION, Phase.STRAGGLER_WAIT, peer_seconds)
-    moved_seconds = clock.booked(Phase.STRAGGLER_WAIT) - before_seconds
+    moved_seconds = clock.booked_seconds(Phase.STRAGGLER_WAIT) - before_seconds
     clock.move(Phase.COMMUNICATION, Phase.STRAGGLER_WAIT, stage_seconds - moved_seconds)

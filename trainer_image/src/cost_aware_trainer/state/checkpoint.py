@@ -301,8 +301,8 @@ class Checkpointer:
                 write_manifest(folder, dataclasses.replace(manifest, files=files, tensors=tensors))
                 retain(self._root, self._plan.keep, self._damaged)
         except (Exception, CheckpointException) as error:
-            # DCP gathers what all ranks raised in an exception that is not an Exception.
-            # Whatever the storage raised, on whichever thread, becomes one message that names the step and the folder.
+            # DCP gathers all ranks' errors in an exception that is not an Exception.
+            # Any error of the storage, on any thread, becomes one message that names the step and the folder.
             raise CheckpointError(self._why(manifest.step, error)) from error
         return manifest.step
 

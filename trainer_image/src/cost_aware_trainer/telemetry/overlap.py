@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 
-def hidden_seconds(spans: Iterable[tuple[float, float]], until: float) -> float:
-    """Seconds before `until` that at least one span covers. Spans are (start, end), in the order of their starts."""
+def hidden_seconds(spans: Iterable[tuple[float, float]], until_seconds: float) -> float:
+    """Seconds before `until_seconds` that at least one span covers. Spans are (start, end), in the order of their starts."""
     total, covered = 0.0, float("-inf")
     for start, end in spans:
-        low, high = max(start, covered), min(end, until)
+        low, high = max(start, covered), min(end, until_seconds)
         total += max(0.0, high - low)
         covered = max(covered, high)
     return total
@@ -63,10 +63,13 @@ class OverlapMeter:
         if not spans or computed is None:
             return 0.0
         first = spans[0].started
-        until = self._seconds(first, computed)
-        # a thread that has not come to say that its sum has ended is later than the rank that has waited for it
-        times = ((self._seconds(first, s.started), self._seconds(first, s.ended) if s.ended else until) for s in spans)
-        return hidden_seconds(times, until)
+        until_seconds = self._seconds(first, computed)
+        # the rank has waited for every sum, so one whose end is not marked yet ended after the last computation
+        times = (
+            (self._seconds(first, s.started), self._seconds(first, s.ended) if s.ended else until_seconds)
+            for s in spans
+        )
+        return hidden_seconds(times, until_seconds)
 
     def _mark(self) -> Any:
         if not self._on_cuda:

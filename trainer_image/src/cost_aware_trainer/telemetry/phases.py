@@ -56,7 +56,7 @@ class PhaseClock:
         self._seconds[source] -= moved
         self._seconds[target] += moved
 
-    def booked(self, phase: Phase) -> float:
+    def booked_seconds(self, phase: Phase) -> float:
         """Seconds of a phase in this lap, up to its last end or the last call of `settle`."""
         return self._seconds[phase]
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from cost_aware_trainer.contract import Phase
-from cost_aware_trainer.contract.heartbeat import Heart
+from cost_aware_trainer.contract.heartbeat import Heartbeat
 from cost_aware_trainer.telemetry.overlap import OverlapMeter
 
 
@@ -38,8 +38,8 @@ class Traffic:
     collective. On CUDA it is measured between events on the stream that has to wait, and read only when a step ends.
     """
 
-    def __init__(self, device: torch.device, heart: Heart | None = None) -> None:
-        self._heart = heart or Heart(None, 0)
+    def __init__(self, device: torch.device, heartbeat: Heartbeat | None = None) -> None:
+        self._heartbeat = heartbeat or Heartbeat(None, 0)
         self._on_cuda = device.type == "cuda"
         self.overlap = OverlapMeter(device)
         self._bytes = dict.fromkeys(Axis, 0.0)
@@ -62,7 +62,7 @@ class Traffic:
             self._events.append((axis, started, ended))
         else:
             started_seconds = time.perf_counter()
-            with self._heart.waiting(PHASE_OF[axis].value):
+            with self._heartbeat.waiting(PHASE_OF[axis].value):
                 yield
             self._seconds[axis] += time.perf_counter() - started_seconds
 

@@ -19,7 +19,7 @@ def heldout_loss(part: ModelPart, corpus: Corpus, mesh: Mesh, samples: int, micr
     loss_sum = 0.0
     with torch.no_grad():
         for index in range(rounds):
-            mesh.ranks.heart.beat()
+            mesh.ranks.heartbeat.beat()
             first = (index * degree + mesh.place.data) * micro_batch
             chosen = starts[first : first + micro_batch]
             is_spare = len(chosen) == 0

@@ -70,7 +70,7 @@ def launch(order: dict[str, Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ.clear()
         os.environ.update(order["environment"])
-        # what importing may have asked for was this server's
+        # a temporary folder that was looked up during the import is this server's own
         tempfile.tempdir = None
         code = run_torchrun(order["arguments"])
     except SystemExit as leaving:
@@ -80,14 +80,14 @@ def launch(order: dict[str, Any]) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # The copy must never go on with its parent's loop.
+        # The fork must never go on with its parent's loop.
         os._exit(code)
 
 
 def main() -> int:
     """Serves launches until its standard input ends."""
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as answers:
-        # Copies must not hold the agent's descriptors: a rank that lives on would keep them open.
+        # Forks must not hold the agent's descriptors: a rank that lives on would keep them open.
         os.set_inheritable(answers.fileno(), False)
         began_seconds = time.monotonic()
         for name in PRELOADED:

@@ -83,7 +83,7 @@ def run_rank(options: argparse.Namespace, environment: RankEnvironment) -> RunRe
         result = train(plan, ranks, environment, metrics, steps_log, stop_signal, succession, start)
     finally:
         steps_log.close()
-    ranks.heart.close()
+    ranks.heartbeat.close()
     return result
 
 
@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")
-    # Modules stay: a collection, as after each change of the layout, need not look at them.
+    # Modules stay for good, so garbage collections, as after each change of the layout, need not look at them.
     gc.freeze()
     options = parse_arguments(arguments)
     environment = RankEnvironment.from_environment()

@@ -156,10 +156,10 @@ class TrainingSession:
                 "" if is_complete else "stopped as asked, with a checkpoint",
             )
             disconnect()
-            self.ranks.heart.close()
+            self.ranks.heartbeat.close()
 
     def _beat(self, phase: Phase) -> None:
-        self.ranks.heart.beat(phase.value, self.step_number + 1)
+        self.ranks.heartbeat.beat(phase.value, self.step_number + 1)
 
     def _check(self) -> None:
         positive = {"samples": self._samples, "global_samples": self.global_samples, "steps": self.steps}
@@ -217,7 +217,7 @@ class TrainingSession:
     def _share(self, tensors: Iterable[Tensor]) -> None:
         """Copies rank 0's values to every rank."""
         if self.ranks.size > 1:
-            with self.ranks.heart.waiting():
+            with self.ranks.heartbeat.waiting():
                 for tensor in tensors:
                     dist.broadcast(tensor, src=0)
 

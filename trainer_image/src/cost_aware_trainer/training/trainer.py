@@ -66,7 +66,7 @@ def open_corpus(plan: RunPlan, ranks: Ranks) -> Corpus:
     """
     corpus, problem = None, ""
     try:
-        with ranks.heart.phase("fetch"):
+        with ranks.heartbeat.phase("fetch"):
             corpus = open_data(plan.data_folder, plan.model.sequence_length, verify_hashes=ranks.is_first)
     except DataError as error:
         problem = f"data_folder, rank {ranks.rank}: {error}"
@@ -119,7 +119,7 @@ class Trainer:
         self._saves = PeriodicSaves(self._checkpointer, ranks, metrics, plan.checkpoint.interval_seconds)
 
     def _beat(self, phase: Phase) -> None:
-        self._ranks.heart.beat(phase.value, self._progress.step + 1)
+        self._ranks.heartbeat.beat(phase.value, self._progress.step + 1)
 
     def _facts(self) -> RunFacts:
         return RunFacts(
@@ -153,7 +153,7 @@ class Trainer:
         found = self._checkpointer.resume(parts, self._rank_model.checksums, self._shapes)
         residuals = self._checkpointer.take_residuals()
         step = found.step if found else 0
-        # where the volume's newest turned out to be damaged, what is in memory may be newer than its newest good one
+        # if the volume's newest checkpoint is damaged, the copies in memory may be newer than its newest good one
         recalled = self._memory.resume(parts, step) if step < newest else None
         if recalled:
             return recalled
@@ -229,7 +229,7 @@ class Trainer:
         for axis, seconds in rank_model.mesh.traffic.take_seconds().items():
             self._clock.move(Phase.COMPUTE, PHASE_OF[axis], seconds)
         # the schedule explains this part of the waits for neighbours; the rest is the sends themselves
-        bubble_seconds = rank_model.bubble_seconds(self._clock.booked(Phase.COMPUTE))
+        bubble_seconds = rank_model.bubble_seconds(self._clock.booked_seconds(Phase.COMPUTE))
         self._clock.move(Phase.PIPELINE_COMMUNICATION, Phase.PIPELINE_BUBBLE, bubble_seconds)
         flags = self._wants_stop(), self._saves.is_due(), self._saves.has_failed(), self._next_plan() is not None
         return StepVote(
@@ -304,7 +304,7 @@ class Trainer:
         self._metrics.start_attempt(newest.attempt)
         self._metrics.set(Metric.RESUMED_STEP, self._progress.step)
         self._stage_seconds = watch.stage_seconds
-        self._ranks.heart.begin_anew()
+        self._ranks.heartbeat.begin_anew()
         # The steps' clock starts again: this time belongs to no step.
         self._clock.lap()
         self._work.end(None)
@@ -342,7 +342,7 @@ class Trainer:
     def _evaluate(self) -> None:
         with self._clock.phase(Phase.EVALUATION):
             self._heldout_loss = self._rank_model.heldout_loss(self._corpus)
-        # Evaluation has a phase of its own, whatever it waits for.
+        # Waits of an evaluation belong to its own phase.
         self._rank_model.mesh.traffic.take_seconds()
         self._metrics.set(Metric.HELDOUT_LOSS, self._heldout_loss)
         if self._ranks.is_first:

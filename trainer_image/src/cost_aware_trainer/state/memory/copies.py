@@ -63,8 +63,8 @@ def unpack(packed: Tensor) -> dict[str, Tensor]:
 class Fingerprint:
     """Fingerprint of a packed state."""
 
-    length: int
-    """Length in bytes."""
+    size_bytes: int
+    """Size in bytes."""
     sha256: bytes
     """SHA-256 of the bytes."""
 
@@ -91,14 +91,14 @@ def exchange_fingerprints(
         words[rank] = _bytes(fingerprint)
     if mine:
         words[dist.get_rank(group)] = _bytes(mine)
-    # The survivors know the same and the lost know nothing, so the maximum is what the survivors know.
+    # All survivors have equal fingerprints and lost ranks have zeros, so the maximum is the survivors'.
     dist.all_reduce(words, op=dist.ReduceOp.MAX, group=group)
     rows = [bytes(row.numpy().tobytes()) for row in words]
     return [Fingerprint(int.from_bytes(row[:_LENGTH_BYTES], "little"), row[_LENGTH_BYTES:]) for row in rows]
 
 
 def _bytes(fingerprint: Fingerprint) -> Tensor:
-    content = fingerprint.length.to_bytes(_LENGTH_BYTES, "little") + fingerprint.sha256
+    content = fingerprint.size_bytes.to_bytes(_LENGTH_BYTES, "little") + fingerprint.sha256
     return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
 
@@ -121,7 +121,7 @@ class RingCopies:
         """Sends this rank's state to the next rank and receives that of the one before. Blocks until both are done."""
         self.fingerprints = exchange_fingerprints(Fingerprint.of(packed), self._group, [])
         before = (self._rank - 1) % self._size
-        received = torch.empty(self.fingerprints[before].length, dtype=torch.uint8)
+        received = torch.empty(self.fingerprints[before].size_bytes, dtype=torch.uint8)
         _swap(self._group, packed, (self._rank + 1) % self._size, received, before)
         self.fingerprints[before].check(received, before)
         self.peer_state = received
@@ -144,7 +144,7 @@ class RingCopies:
             waiting.append(dist.isend(self.peer_state, group=self._group, group_dst=(self._rank - 1) % self._size))
         mine = packed
         if mine is None:
-            mine = torch.empty(self.fingerprints[self._rank].length, dtype=torch.uint8)
+            mine = torch.empty(self.fingerprints[self._rank].size_bytes, dtype=torch.uint8)
             waiting.append(dist.irecv(mine, group=self._group, group_src=(self._rank + 1) % self._size))
         for work in waiting:
             work.wait()
@@ -192,7 +192,7 @@ class ParityGroup:
         (gone,) = lost
         self.fingerprints = exchange_fingerprints(None, self._group, self.fingerprints)
         pieces = self._pieces(packed) if packed is not None else {}
-        # The lost rank's own stripe went with it, and holds none of its pieces.
+        # The lost rank's own stripe is lost too, but holds none of its pieces.
         rebuilt = [
             self._xor(self.parity if stripe == self._rank else pieces.get(stripe))
             for stripe in range(self._size)
@@ -200,12 +200,12 @@ class ParityGroup:
         ]
         if packed is not None:
             return packed
-        mine = torch.cat(rebuilt)[: self.fingerprints[gone].length]
+        mine = torch.cat(rebuilt)[: self.fingerprints[gone].size_bytes]
         self.fingerprints[gone].check(mine, gone)
         return mine
 
     def _piece_bytes(self) -> int:
-        longest = max(fingerprint.length for fingerprint in self.fingerprints)
+        longest = max(fingerprint.size_bytes for fingerprint in self.fingerprints)
         return -(-longest // (self._size - 1))
 
     def _pieces(self, packed: Tensor) -> dict[int, Tensor]:

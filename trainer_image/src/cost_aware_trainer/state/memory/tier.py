@@ -101,7 +101,7 @@ class MemoryCopies:
         partial.mkdir(parents=True)
         own.numpy().tofile(partial / "own")
         kept.numpy().tofile(partial / "held")
-        prints = [[fingerprint.length, fingerprint.sha256.hex()] for fingerprint in fingerprints]
+        prints = [[fingerprint.size_bytes, fingerprint.sha256.hex()] for fingerprint in fingerprints]
         (partial / "meta.json").write_text(json.dumps({"key": key, "fingerprints": prints}))
         shutil.rmtree(self.folder, ignore_errors=True)
         partial.rename(self.folder)
@@ -110,7 +110,11 @@ class MemoryCopies:
         """Reads this rank's own state, its share of its peers' states, and the fingerprints of the group's states."""
         own, kept = (torch.from_numpy(np.fromfile(self.folder / name, dtype=np.uint8)) for name in ("own", "held"))
         meta = json.loads((self.folder / "meta.json").read_text())
-        return own, kept, [Fingerprint(length, bytes.fromhex(sha256)) for length, sha256 in meta["fingerprints"]]
+        return (
+            own,
+            kept,
+            [Fingerprint(size_bytes, bytes.fromhex(sha256)) for size_bytes, sha256 in meta["fingerprints"]],
+        )
 
     def is_of(self, key: str) -> bool:
         """Whether the copies belong to this run and layout."""
@@ -183,7 +187,7 @@ class MemoryTier:
         state = {**checkpointable(parts), **_as_tensors(progress)}
         packed = pack(state)
         copies = MemoryCopies(self._folder / f"step-{progress.step:08d}-attempt-{attempt}")
-        # All ranks have finished the last one. It is the one to fall back on until this one is there.
+        # All ranks have finished the last generation. The run can fall back on it until this one is complete.
         for old in self._generations()[_KEPT - 1 :]:
             shutil.rmtree(old.folder, ignore_errors=True)
         self._saving = self._executor.submit(self._send, packed, copies)
@@ -228,7 +232,7 @@ class MemoryTier:
             self.forget()
             return None
         for other in mine.keys() - {number}:
-            # newer, but not whole, or older: neither must be taken for the one to fall back on
+            # newer ones that are not whole, and older ones, must not be taken for the one to fall back on
             shutil.rmtree(mine[other].folder, ignore_errors=True)
         for name, values in checkpointable(parts).items():
             values.copy_(state[name])
