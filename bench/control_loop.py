@@ -19,7 +19,9 @@ import yaml
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.reading import Reading
 from cost_aware_operator.control.reading.run_record import RunRecord, to_data
+from cost_aware_operator.control.status.outcome import told
 from cost_aware_operator.costs.tables.prices import shipped
 from cost_aware_operator.observing.samples import RankSample, Scrape, parse_rank
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
@@ -31,6 +33,12 @@ from cost_aware_trainer.contract import AgentPhase, AgentStatus, Metric, Phase
 ROOT = Path(__file__).resolve().parents[1]
 START = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 SIZES = (2, 16, 128, 1024)
+
+
+def reconciled(facts: Facts) -> object:
+    """Everything of a reconcile that is no input or output."""
+    reading = Reading(facts)
+    return told(reading, decide(reading))
 
 
 def median_ms(work: Callable[[], object], repeats: int) -> float:
@@ -99,9 +107,9 @@ def main() -> None:
     first = 0.0
     for nodes in SIZES:
         given = world(nodes)
-        record = decide(given).record
+        record = reconciled(given).record
         steady = replace(given, record=record)
-        took = median_ms(lambda steady=steady: decide(steady), 50 if nodes < 1000 else 10)
+        took = median_ms(lambda steady=steady: reconciled(steady), 50 if nodes < 1000 else 10)
         first = first or took / nodes
         size = sum(len(v) for v in to_data(record, None, None).values()) / 1024
         print(f"{nodes:>6} {took:>10.2f} {took / nodes / first:>12.2f} {size:>11.1f}")

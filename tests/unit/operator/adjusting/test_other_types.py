@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.factories.facts import BOOK, START, agent, child, facts, job, merged, pod
+from tests.support.factories.facts import BOOK, START, agent, child, decide, facts, job, merged, pod
 from tests.unit.operator.adjusting.test_adjuster import SPEC, change, planned, situation, window
 from tests.unit.operator.adjusting.test_adjuster import verdict as verdict_of
 from tests.unit.operator.adjusting.test_simulate import ACT
@@ -19,7 +19,6 @@ from cost_aware_operator.adjusting.history import History
 from cost_aware_operator.adjusting.simulate import World, simulate
 from cost_aware_operator.adjusting.situation import Action, Verdict, step_usd
 from cost_aware_operator.api.spec import AdjustPolicy
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space, make_plan, planning_key
 from cost_aware_operator.workload.job import template_hash

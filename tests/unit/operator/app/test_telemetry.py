@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from tests.support.factories.facts import job, running
+from tests.support.factories.facts import decide, job, running
 
 from cost_aware_operator.app.telemetry import Telemetry
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.facts import Facts
 
 
@@ -20,7 +19,7 @@ def series(telemetry: Telemetry, name: str | None = None) -> set[str]:
 
 
 def publish(telemetry: Telemetry, given: Facts) -> None:
-    telemetry.published(given.job, decide(given))
+    telemetry.published(given.job, decide(given).status)
 
 
 def test_dollars_an_hour_are_absent_while_a_price_is_unknown_and_never_zero() -> None:

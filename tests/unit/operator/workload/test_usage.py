@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from tests.support.factories.facts import facts, job, pod
+from tests.support.factories.facts import decide, facts, job, pod
 from tests.unit.operator.adjusting.test_adjuster import PIPELINE
 from tests.unit.operator.control.policy.test_stragglers import FIRST, GIVEN, NODES, trained
 from tests.unit.operator.control.reading.test_gather import Api, Clock, Source, gatherer
@@ -14,7 +14,6 @@ from tests.unit.operator.control.reading.test_gather import Api, Clock, Source, 
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.api.status import ConditionType
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.gather import MOST_LOOKED_AT, NODE_SECONDS, CachedNodes
 from cost_aware_operator.control.reading.memory import Memory
 from cost_aware_operator.control.reading.run_record import RunRecord

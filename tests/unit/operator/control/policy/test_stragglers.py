@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.factories.facts import BOOK, START, agent, child, facts, job, pod
+from tests.support.factories.facts import BOOK, START, agent, child, decide, facts, job, pod
 from tests.unit.operator.adjusting.test_adjuster import change, planned, situation, window
 from tests.unit.operator.adjusting.test_adjuster import verdict as verdict_of
 from tests.unit.operator.adjusting.test_simulate import ACT, OFF, submitted
@@ -22,7 +22,6 @@ from cost_aware_operator.adjusting.situation import Action, SlowNode, Verdict
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.spec import AdjustPolicy, Objective
 from cost_aware_operator.api.status import ConditionType, StagesStatus
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.policy.decision import Decision
 from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.control.reading.run_record import RunRecord

@@ -7,11 +7,10 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 import pytest
-from tests.support.factories.facts import START, facts, job, pod, sample
+from tests.support.factories.facts import START, decide, facts, job, pod, sample
 from tests.unit.operator.adjusting.test_adjuster import PIPELINE, change
 
 from cost_aware_operator.adjusting.changes import Kind
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.believable import left_result
 from cost_aware_operator.control.reading.gather import NODE_SECONDS, OWN_NODE_SECONDS, CachedNodes, Gatherer
 from cost_aware_operator.control.reading.memory import Memory
