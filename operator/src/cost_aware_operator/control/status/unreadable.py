@@ -74,7 +74,9 @@ def told_unreadable(document: Mapping[str, Any], reason: str, message: str, now:
     if status == old:
         return None
     known = (before.get("status"), before.get("reason")) == (ConditionStatus.FALSE, reason)
-    event = Event(True, reason, f"{ConditionType.PLANNED.value}={ConditionStatus.FALSE.value}: {message}")
+    event = Event(
+        ConditionType.PLANNED, True, reason, f"{ConditionType.PLANNED.value}={ConditionStatus.FALSE.value}: {message}"
+    )
     return Unreadable(status, () if known else (event,))
 
 
