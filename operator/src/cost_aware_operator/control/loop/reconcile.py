@@ -35,8 +35,10 @@ from cost_aware_operator.planning.plan import Plan, Refusal
 from cost_aware_operator.sources.clock import Clock
 from cost_aware_operator.sources.metrics_source import Agents
 from cost_aware_operator.sources.rank_endpoints import token
-from cost_aware_operator.workload.job import indexed_job, secret, service
+from cost_aware_operator.workload.job import indexed_job
 from cost_aware_operator.workload.names import labels, owner_reference, record_name
+from cost_aware_operator.workload.secret import secret
+from cost_aware_operator.workload.service import service
 from cost_aware_trainer.contract import Release
 
 logger = logging.getLogger(__name__)
