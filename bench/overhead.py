@@ -60,7 +60,7 @@ def rank_main(rank: int, port: int, folder: Path, pairs: int, steps: int, barrie
 def trainer_of(rendezvous: Any, folder: Path, steps: int) -> tuple[Any, Any]:
     """The bundled trainer, as `python -m cost_aware_trainer` builds it."""
     from cost_aware_trainer.contract import BatchPlan, CheckpointPlan, DegreesPlan, ModelPlan, RunPlan
-    from cost_aware_trainer.contract.rank_environment import StepsLog, StopSignal, Surroundings
+    from cost_aware_trainer.contract.rank_environment import RankEnvironment, StepsLog, StopSignal
     from cost_aware_trainer.telemetry.metrics import RankMetrics
     from cost_aware_trainer.training.trainer import Trainer
 
@@ -74,11 +74,11 @@ def trainer_of(rendezvous: Any, folder: Path, steps: int) -> tuple[Any, Any]:
         degrees=DegreesPlan(data=RANKS),
         evaluate_every_steps=10**6,
     )
-    surroundings = Surroundings.from_environment()
+    environment = RankEnvironment.from_environment()
     ranks = rendezvous.join("first")
     metrics, log = RankMetrics(ranks.rank), StepsLog(folder / "steps.jsonl" if ranks.is_first else None)
     metrics.serve(ranks.local_rank)
-    trainer = Trainer(plan, ranks, surroundings, metrics, log, StopSignal(surroundings).is_set)
+    trainer = Trainer(plan, ranks, environment, metrics, log, StopSignal(environment).is_set)
     return trainer, trainer._corpus
 
 

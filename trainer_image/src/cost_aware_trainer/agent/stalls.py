@@ -1,4 +1,4 @@
-"""The agent's eye on its ranks' heartbeats: when it is time to say that one has stalled."""
+"""Watch over the ranks' heartbeats, which decides when a rank counts as stalled."""
 
 from __future__ import annotations
 
@@ -12,18 +12,19 @@ from cost_aware_trainer.contract.heartbeat import LIMIT_SECONDS, Pulse, Stall, f
 
 _LOOK_SECONDS = 1.0
 _BLIND_SECONDS = 5.0
-"""A longer time between two looks means that this node itself stood still, and its ranks with it."""
+"""Longest seconds between two looks. A longer time means that this node itself stood still, and its ranks with it."""
 _STEPS = 10.0
-"""A rank may stay in one phase for so many median steps, where that is longer than the limit."""
+"""Median steps that a rank may stay in one phase, if that is longer than the limit."""
 _REMEMBERED = 50
 _OWN_PROGRAM_FACTOR = 15.0
-"""What happens between the steps of a program of the user's own is not known: it gets so many times the limit."""
+"""Factor on the limit for a user's own program, because nothing is known of what it does between its steps."""
 _DEAD_PATIENCE_SECONDS = 60.0
-"""torchrun itself ends soon after a rank of its own has died, and knows more of it; this is for a torchrun that does not."""
+"""Seconds to wait for torchrun after a rank has died. It ends soon by itself and knows more of the death; this is for a torchrun
+that does not."""
 
 
 class StallWatch:
-    """Looks about once a second at the pulses of one attempt's ranks on this node."""
+    """Watch that looks about once a second at the pulses of one attempt's ranks on this node."""
 
     def __init__(
         self, folder: Path, node: str, limit_seconds: float = LIMIT_SECONDS, *, is_own_program: bool = False
@@ -37,12 +38,12 @@ class StallWatch:
         self._dead_since_seconds: float | None = None
 
     def begin_anew(self) -> None:
-        """Forgets how long steps take: the ranks go on under another plan."""
+        """Forgets how long steps take, because the ranks go on under another plan."""
         self._step_seconds.clear()
         self._last = None
 
     def look(self, now_seconds: float | None = None) -> Stall | None:
-        """A stall to act on, if there is one; between two looks a second apart there is none."""
+        """Returns a stall to act on, if there is one. Looks at most once a second; a call in between returns None."""
         now = time.monotonic() if now_seconds is None else now_seconds
         before, limit_seconds = self._looked_at_seconds, self.limit_seconds()
         if before is not None and now - before < _LOOK_SECONDS:
@@ -65,13 +66,13 @@ class StallWatch:
         return stall
 
     def limit_seconds(self) -> float:
-        """How long a rank may stay in an ordinary phase, by what is known of its steps."""
+        """Seconds that a rank may stay in an ordinary phase, given how long its steps took."""
         if not self._step_seconds:
             return self._limit_seconds
         return max(self._limit_seconds, _STEPS * statistics.median(self._step_seconds))
 
     def _note_steps(self, pulses: Sequence[Pulse], now: float) -> None:
-        """Learns how long a step takes from how far the slowest rank has come."""
+        """Learns the time of a step from the progress of the slowest rank."""
         step = min((pulse.step for pulse in pulses), default=0)
         if step < 1:
             return
