@@ -103,11 +103,20 @@ test-twentieth: venv ## One twentieth of `make test-exhaustive`, chosen by the c
 
 .PHONY: test-cluster
 test-cluster: ## All tests that need a real cluster, which this brings up
-	.ci/stages venv cluster-up images data test-on-cluster
+	.ci/stages venv cluster-up images data test-cluster-beside test-cluster-alone
 
 .PHONY: test-on-cluster
-test-on-cluster: venv ## The same on the cluster, images and data that are there
-	$(PYTEST) tests/cluster tests/unit/packaging/test_chart.py
+test-on-cluster: ## The same on the cluster, images and data that are there
+	.ci/stages venv test-cluster-beside test-cluster-alone
+
+# Jobs that only wait run beside each other, and one worker takes what another has left.
+.PHONY: test-cluster-beside
+test-cluster-beside: venv ## Those of `make test-cluster` that do not disturb each other
+	$(PYTEST) -n 3 --dist loadgroup -m "not alone" tests/cluster tests/unit/repository/test_chart.py
+
+.PHONY: test-cluster-alone
+test-cluster-alone: venv ## Those that measure, or take nodes, the operator or the control plane away, one at a time
+	$(PYTEST) -m alone tests/cluster
 
 .PHONY: test-all
 test-all: ## Everything: `make check`, `make test`, all layouts, `make test-cluster`

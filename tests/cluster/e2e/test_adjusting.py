@@ -9,7 +9,7 @@ import pytest
 from devtools.cluster import Space, manifest, script
 from tests.support.cluster.truth import assert_exactly_once
 
-pytestmark = [pytest.mark.cluster]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 MODEL = {"layers": 4, "hidden": 128, "heads": 4, "kvHeads": 2, "ffn": 344, "sequenceLength": 128, "vocabulary": 256}
 QUICK = {"policy": "Act", "threshold": 0.9, "windowSeconds": 10, "cooldownSeconds": 20}
