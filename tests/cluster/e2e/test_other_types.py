@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from devtools.cluster import LAST_WORKER, OPERATOR_NAMESPACE, PRICE_USD_PER_HOUR, Space
-from tests.cluster.e2e.test_adjusting import QUICK, closes, submitted
+from tests.support.cluster.adjusted import QUICK, closes, submitted
 from tests.support.cluster.pod_lives import PodLives
 from tests.support.cluster.truth import assert_exactly_once
 

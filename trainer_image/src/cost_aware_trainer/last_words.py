@@ -24,7 +24,7 @@ MOST = 1024
 PATIENCE_SECONDS = 2.0
 """For a volume that does not answer: the pod's grace is for the ranks."""
 
-_reading = threading.Lock()
+only_reader = threading.Lock()
 
 
 def leave_word(folder: Path | None, pod_uid: str, now_seconds: float) -> None:
@@ -69,7 +69,7 @@ def last_words(folder: Path | None) -> PodEnds:
     """The words of pods that have ended, the newest first; none where nobody left any, or while another call still reads."""
     found: list[PodEnd] = []
     # a volume that does not answer must not collect callers
-    if not _reading.acquire(blocking=False):
+    if not only_reader.acquire(blocking=False):
         return PodEnds()
     try:
         paths = [] if folder is None else list(folder.glob("*.json"))
@@ -78,7 +78,7 @@ def last_words(folder: Path | None) -> PodEnds:
     except OSError as error:
         logger.warning("%s: %s", folder, error.strerror)
     finally:
-        _reading.release()
+        only_reader.release()
     return PodEnds(ends=tuple(sorted(found, key=lambda word: -word.ended_at)[:MOST]))
 
 

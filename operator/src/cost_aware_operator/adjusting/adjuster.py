@@ -152,7 +152,7 @@ def _searched(given: Situation) -> Verdict:
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class OtherPlan:
     """Another plan: seconds and dollars of a step, what changing costs, and what it saves over the rest of the run."""
 
     plan: Plan
@@ -179,10 +179,10 @@ def _candidate(given: Situation) -> Verdict:
     found = [one for row in rows if (one := _looked_at(given, ranking, row)) is not None]
     if late(given):
         return _in_time(given, found)
-    return _worth(given, found)
+    return worth_changing(given, found)
 
 
-def _looked_at(given: Situation, ranking: Ranking, row: int) -> _Candidate | None:
+def _looked_at(given: Situation, ranking: Ranking, row: int) -> OtherPlan | None:
     """A row of the ranking; None for the plan in force, what is barred, and what nothing is known of or has no room."""
     if given.window is None or given.hourly_usd is None:
         raise AssertionError("checked before")
@@ -201,10 +201,10 @@ def _looked_at(given: Situation, ranking: Ranking, row: int) -> _Candidate | Non
     paid = downtime_seconds(given.changes, kind_of(given.plan, target)) * max(hourly_usd, given.hourly_usd) / 3600
     saved = given.remaining_steps * (step_usd(given) - then) - paid
     margin = max(OTHER_TYPE_MARGIN if other else LEAST_MARGIN, prediction_error(given.changes))
-    return _Candidate(target, seconds, then, paid, saved, margin)
+    return OtherPlan(target, seconds, then, paid, saved, margin)
 
 
-def _in_time(given: Situation, found: list[_Candidate]) -> Verdict:
+def _in_time(given: Situation, found: list[OtherPlan]) -> Verdict:
     """The best plan that meets a deadline which is missed at the present speed."""
     left = given.deadline_left_seconds or 0.0
     for one in found:
@@ -216,7 +216,7 @@ def _in_time(given: Situation, found: list[_Candidate]) -> Verdict:
     return hold("NoCandidate", "every other plan within the manifest's bounds misses the deadline or the budget")
 
 
-def _worth(given: Situation, found: list[_Candidate]) -> Verdict:
+def worth_changing(given: Situation, found: list[OtherPlan]) -> Verdict:
     """The break-even gate."""
     if not found:
         return hold("NoCandidate", "every other plan within the manifest's bounds is barred")
@@ -244,7 +244,7 @@ def _worth(given: Situation, found: list[_Candidate]) -> Verdict:
     )
 
 
-def _changed(given: Situation, best: _Candidate, message: str) -> Verdict:
+def _changed(given: Situation, best: OtherPlan, message: str) -> Verdict:
     action = Action.CHANGE if given.settings.policy is AdjustPolicy.ACT else Action.RECOMMEND
     reason = kind_of(given.plan, best.plan).value
     return Verdict(action, reason, message, best.plan, best.step_usd, best.saved_usd)

@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from tests.unit.operator.sources.test_rank_endpoints import pod
+from tests.support.factories.endpoints import pod
 
 from cost_aware_operator.adapters.prometheus import PrometheusSource
 from cost_aware_operator.adapters.source import Answers
