@@ -109,10 +109,10 @@ test-cluster: ## All tests that need a real cluster, which this brings up
 test-on-cluster: ## The same on the cluster, images and data that are there
 	.ci/stages venv test-cluster-beside test-cluster-alone
 
-# Jobs that only wait run beside each other, and one worker takes what another has left.
+# Jobs that only wait run beside each other, file by file: what a file's tests share is made once.
 .PHONY: test-cluster-beside
 test-cluster-beside: venv ## Those of `make test-cluster` that do not disturb each other
-	$(PYTEST) -n 3 --dist loadgroup -m "not alone" tests/cluster tests/unit/repository/test_chart.py
+	$(PYTEST) -n 3 --dist loadscope -m "not alone" tests/cluster tests/unit/repository/test_chart.py
 
 .PHONY: test-cluster-alone
 test-cluster-alone: venv ## Those that measure, or take nodes, the operator or the control plane away, one at a time

@@ -214,6 +214,17 @@ class Space:
             time.sleep(POLL_SECONDS)
         raise AssertionError(f"{job}: no {said} within {seconds:.0f} s; its status is {json.dumps(status, indent=1)}")
 
+    def wait_until(self, what: Callable[[], object], seconds: float, said: str) -> None:
+        """Waits for anything else of this namespace."""
+        until = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < until, f"no {said} within {seconds:.0f} s"
+            time.sleep(POLL_SECONDS)
+
+    def exists(self, job: str) -> bool:
+        """Whether there is such a job."""
+        return self.cluster.run("get", "catj", job, "-n", self.name, check=False).returncode == 0
+
     def wait_finished(self, job: str, seconds: float = 300.0) -> dict[str, Any]:
         ended = {"Succeeded", "Failed"}
         return self.wait(job, lambda s: s.get("state") in ended, seconds, "end")

@@ -14,7 +14,7 @@ from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, ConflictE
 from cost_aware_operator.api.job import JobKey, TrainingJob
 from cost_aware_operator.workload.usage import pod_use
 
-pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("api-server")]
+pytestmark = [pytest.mark.cluster]
 
 
 @pytest_asyncio.fixture

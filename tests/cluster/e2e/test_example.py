@@ -14,7 +14,7 @@ from tests.support.cluster.truth import assert_books_close, assert_exactly_once
 
 from cost_aware_trainer.contract import METRIC_LABELS, METRICS_PORT, Metric, Phase
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900), pytest.mark.xdist_group("example")]
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 JOB = "byte-gpt"
 
 
