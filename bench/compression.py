@@ -24,9 +24,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cost_aware_operator.costs.communication import Fabric, Link
-from cost_aware_operator.costs.compression import Compression, CompressionAdvice, GradientCompressor
-from cost_aware_operator.costs.hardware import Accelerator, Generation
+from cost_aware_operator.costs.advice.compression import Compression, CompressionAdvice, GradientCompressor
+from cost_aware_operator.costs.models.communication import Fabric, Link
+from cost_aware_operator.costs.tables.hardware import Accelerator, AcceleratorGeneration
 
 BUCKET_BYTES = 4 * 2**20
 KINDS = tuple(Compression)
@@ -137,8 +137,8 @@ def run_rank(mebibytes: int, repeats: int) -> None:
     import torch.distributed as dist
 
     from cost_aware_trainer import contract
-    from cost_aware_trainer.compression import CompressedSum, Sum
-    from cost_aware_trainer.quantisation import BlockCodec
+    from cost_aware_trainer.distributed.compression.quantisation import BlockCodec
+    from cost_aware_trainer.distributed.compression.sums import CompressedSum, Sum
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -203,7 +203,7 @@ def run_rank(mebibytes: int, repeats: int) -> None:
 
 def core(gbytes_per_second: float) -> Accelerator:
     """A processor core as the planner sees an accelerator: of it, only memory bandwidth matters here."""
-    generation = next(iter(Generation))
+    generation = next(iter(AcceleratorGeneration))
     return Accelerator(
         "core", generation, {}, 1.0, gbytes_per_second, None, "none", 1.0, 1, 1.0, "2026-11-21", "measured here"
     )

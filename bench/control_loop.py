@@ -17,14 +17,14 @@ from pathlib import Path
 import yaml
 
 from cost_aware_operator.api.job import TrainingJob
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.facts import Facts
-from cost_aware_operator.control.record import RunRecord, to_data
-from cost_aware_operator.costs.prices import shipped
+from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.run_record import RunRecord, to_data
+from cost_aware_operator.costs.tables.prices import shipped
 from cost_aware_operator.observing.samples import RankSample, Scrape, parse_rank
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
-from cost_aware_operator.workload.build import template_hash
 from cost_aware_operator.workload.defaults import PodDefaults
+from cost_aware_operator.workload.job import template_hash
 from cost_aware_operator.workload.views import ChildJobView, NodeView, PodView
 from cost_aware_trainer.contract import AgentPhase, AgentStatus, Metric, Phase
 

@@ -29,7 +29,7 @@ def rank_main(rank: int, port: int, folder: Path, pairs: int, steps: int, barrie
     import torch
 
     torch.set_num_threads(1)
-    from cost_aware_trainer.collectives import Rendezvous, disconnect
+    from cost_aware_trainer.distributed.collectives import Rendezvous, disconnect
 
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(RANKS)}
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "CATJ_METRICS_PORT": str(port + 1)}
@@ -60,9 +60,9 @@ def rank_main(rank: int, port: int, folder: Path, pairs: int, steps: int, barrie
 def trainer_of(rendezvous: Any, folder: Path, steps: int) -> tuple[Any, Any]:
     """The bundled trainer, as `python -m cost_aware_trainer` builds it."""
     from cost_aware_trainer.contract import BatchPlan, CheckpointPlan, DegreesPlan, ModelPlan, RunPlan
-    from cost_aware_trainer.metrics import RankMetrics
-    from cost_aware_trainer.results import StepsLog, StopSignal, Surroundings
-    from cost_aware_trainer.train import Trainer
+    from cost_aware_trainer.contract.rank_environment import StepsLog, StopSignal, Surroundings
+    from cost_aware_trainer.telemetry.metrics import RankMetrics
+    from cost_aware_trainer.training.trainer import Trainer
 
     model = ModelPlan(layers=4, hidden=192, heads=6, kv_heads=2, ffn=512, sequence_length=SEQUENCE, vocabulary=256)
     plan = RunPlan(
@@ -160,14 +160,14 @@ def free_port() -> int:
 
 
 def main() -> None:
-    from cost_aware_trainer.data import prepare
+    from cost_aware_trainer.data.token_files import prepare
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--steps", type=int, default=10, help="of each block")
     options = parser.parse_args()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cost_aware_trainer.train", "torch._dynamo"])
+    context.set_forkserver_preload(["cost_aware_trainer.training.trainer", "torch._dynamo"])
     with tempfile.TemporaryDirectory() as scratch:
         folder, port, barrier = Path(scratch), free_port(), context.Barrier(RANKS)
         prepare(folder / "data", Path(json.__file__).parent.parent / "asyncio")

@@ -8,12 +8,12 @@ from __future__ import annotations
 import json
 import time
 
-from cost_aware_operator.costs.combinations import Bounds, Offer, Work
-from cost_aware_operator.costs.hardware import Precision
-from cost_aware_operator.costs.machines import machine
-from cost_aware_operator.costs.model_parallel import DecoderShape
-from cost_aware_operator.costs.prices import shipped
-from cost_aware_operator.costs.three_d import ThreeDParallelCostAnalyzer
+from cost_aware_operator.costs.models.machines import machine
+from cost_aware_operator.costs.models.model_parallel import DecoderShape
+from cost_aware_operator.costs.search.combinations import Bounds, Offer, Work
+from cost_aware_operator.costs.search.three_d import ThreeDParallelCostAnalyzer
+from cost_aware_operator.costs.tables.hardware import NumberFormat
+from cost_aware_operator.costs.tables.prices import shipped
 from cost_aware_operator.planning.space import fees_of
 
 LLAMA_8B = DecoderShape(32, 4096, 32, 8, 14336, 8192, 128256)
@@ -29,7 +29,7 @@ def offers(*names: str) -> list[Offer]:
     for name in names:
         price = book.price(name)
         assert price is not None
-        found.append(Offer(name, machine(name), price.hourly_usd, Precision.BF16, False, *fees_of(book, name, [])))
+        found.append(Offer(name, machine(name), price.hourly_usd, NumberFormat.BF16, False, *fees_of(book, name, [])))
     return found
 
 

@@ -38,7 +38,7 @@ from cost_aware_trainer.contract import (
     RunOrder,
     RunPlan,
 )
-from cost_aware_trainer.data import prepare
+from cost_aware_trainer.data.token_files import prepare
 
 RANKS = 4
 DEGREES = (DegreesPlan(data=4), DegreesPlan(data=2, tensor=2), DegreesPlan(data=2, pipeline=2), DegreesPlan(tensor=4))

@@ -50,6 +50,8 @@ CONDITIONS = (
     ("Planned", "False", "VolumeMissing", "A PersistentVolumeClaim is missing. It is looked for again every 15 s."),
     ("Planned", "False", "NameTaken", "A Job, Service or ConfigMap of a child's name belongs to something else. It is left alone."),
     ("Planned", "False", "PodsRefused", "The API server refused the pods: a wrong field in `template`, or a policy of the namespace."),
+    ("Planned", "False", "ManifestUnreadable", "Manifest or status are of another version than the operator. Pods that run go on."),
+    ("Planned", "False", "RecordUnreadable", "The run's record is not what this operator writes. Pods that run go on."),
     ("PriceKnown", "True", "PriceFound", "The nodes' price is known; the message gives it, its source and its day."),
     ("PriceKnown", "False", "NoPrice", "A pod's node has no price or cannot be read. Its time is in `unpricedPodSeconds`."),
     ("PriceKnown", "False", "UnknownInstanceType", "As for `Planned`."),

@@ -12,7 +12,7 @@ import sys
 from bench.accuracy import scoring
 from bench.accuracy.measured import rows
 
-from cost_aware_operator.costs.calibrate import KNOBS, calibrate, value
+from cost_aware_operator.costs.models.calibrate import KNOBS, calibrate, value
 
 
 def fit() -> None:

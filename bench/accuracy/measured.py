@@ -10,9 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cost_aware_operator.costs.calibrate import Observation
-from cost_aware_operator.costs.compute import Parameters, model_flops
-from cost_aware_operator.costs.request import Question, read
+from cost_aware_operator.costs.models.calibrate import MeasuredStep
+from cost_aware_operator.costs.models.compute import Parameters, model_flops
+from cost_aware_operator.costs.request.questions import Question, read
 
 DATA = Path(__file__).with_name("measured_configs.csv")
 REPOSITORY = re.compile(r"^(Megatron-Bridge|huggingface nanotron|torchtitan|llm-foundry)")
@@ -40,9 +40,9 @@ class Measured:
         layout, shape = self.question.layout, self.question.shape
         return (self.source, shape, self.gpu.split("(")[0], layout.ranks, layout.global_batch, layout.precision)
 
-    def observation(self, weight: float = 1.0) -> Observation:
+    def observation(self, weight: float = 1.0) -> MeasuredStep:
         q = self.question
-        return Observation(q.shape, q.machine, q.layout, self.step_seconds, weight)
+        return MeasuredStep(q.shape, q.machine, q.layout, self.step_seconds, weight)
 
 
 @cache

@@ -11,10 +11,10 @@ from functools import cache
 
 from bench.accuracy.measured import Measured, rows
 
-from cost_aware_operator.costs.calibrate import Observation, calibrate
-from cost_aware_operator.costs.compute import Parameters, model_flops
-from cost_aware_operator.costs.hardware import Precision
-from cost_aware_operator.costs.predict import predict
+from cost_aware_operator.costs.models.calibrate import MeasuredStep, calibrate
+from cost_aware_operator.costs.models.compute import Parameters, model_flops
+from cost_aware_operator.costs.models.predict import predict
+from cost_aware_operator.costs.tables.hardware import NumberFormat
 
 LITERATURE = Parameters()
 """Where every fit starts: figures of papers and data sheets, not of the rows."""
@@ -55,7 +55,7 @@ class Ranking:
     mape: float
 
 
-def observations(chosen: Sequence[Measured]) -> list[Observation]:
+def observations(chosen: Sequence[Measured]) -> list[MeasuredStep]:
     """Rows for a fit; a source counts by the root of its rows, so that a large table does not outvote all others."""
     count = Counter(r.source for r in chosen)
     return [r.observation(count[r.source] ** -0.5) for r in chosen]
@@ -75,7 +75,7 @@ def naive(training: Sequence[Measured]) -> Callable[[Measured], float]:
         return model_flops(r.question.shape, layout.global_batch) / r.step_seconds / layout.ranks / peak
 
     def kind(r: Measured) -> tuple[str, bool]:
-        return (r.question.machine.accelerator.generation, r.question.layout.precision is Precision.FP8)
+        return (r.question.machine.accelerator.generation, r.question.layout.precision is NumberFormat.FP8)
 
     seen: dict[tuple[str, bool], list[float]] = defaultdict(list)
     for r in training:

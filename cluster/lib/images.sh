@@ -30,7 +30,7 @@ images() {
 operator_image() {
   local source="${repository}/operator/src" contract="${repository}/trainer_image/src/cost_aware_trainer"
   local inputs=("${repository}/operator/Dockerfile" "${repository}/requirements/operator.txt" "${source}"
-    "${contract}/__init__.py" "${contract}/contract.py" "${contract}/messages.py" "${contract}/run_plan.py")
+    "${contract}/__init__.py" "${contract}/contract")
   if is_current cost-aware-operator:dev "${inputs[@]}"; then return; fi
   step "building cost-aware-operator:dev" "15 s" build_operator_image "${inputs[@]}"
 }
@@ -40,8 +40,8 @@ build_operator_image() {
   context="$(mktemp -d)"
   packages_layer operator "${context}/site-packages"
   copy_sources "${repository}/operator/src" "${context}/src"
-  mkdir -p "${context}/src/cost_aware_trainer"
-  cp -p "${repository}"/trainer_image/src/cost_aware_trainer/{__init__,contract,messages,run_plan}.py "${context}/src/cost_aware_trainer/"
+  copy_sources "${repository}/trainer_image/src/cost_aware_trainer/contract" "${context}/src/cost_aware_trainer/contract"
+  cp -p "${repository}/trainer_image/src/cost_aware_trainer/__init__.py" "${context}/src/cost_aware_trainer/"
   build cost-aware-operator:dev "${repository}/operator/Dockerfile" "${context}" "$@"
 }
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.ranks.layouts import MODELS, assert_same_run, layouts, losses, name_of
 
 from cost_aware_trainer.contract import Compression, DegreesPlan, Precision, Recompute, Schedule, Sharding
-from cost_aware_trainer.validation import InvalidRunError, check_plan
+from cost_aware_trainer.state.validation import InvalidRunError, check_plan
 
 CHOSEN = """
 layout schedule      sharding recompute embeddings precision compression

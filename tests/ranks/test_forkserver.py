@@ -16,12 +16,12 @@ from cost_aware_trainer.contract import (
     ENV_COLD,
     ENV_PRELOAD,
     AgentPhase,
-    Stage,
+    LaunchStage,
 )
 
 LOOKED_AT = """
 import importlib, torch
-from cost_aware_trainer.forkserver import PRELOADED
+from cost_aware_trainer.training.forkserver import PRELOADED
 
 asked = []
 
@@ -85,7 +85,7 @@ def test_attempts_are_forked_from_a_server_that_has_pytorch_and_end_as_if_undist
     took = time.monotonic() - ordered
     # where that time went, from the order to the first step's end
     stages = next(step for step in steps_of(log) if step["attempt"] == 2)["reconfiguration_seconds"]
-    assert list(stages) == [stage.value for stage in Stage]
+    assert list(stages) == [stage.value for stage in LaunchStage]
     assert all(seconds > 0 for seconds in stages.values()), stages
     assert 0.8 * took < sum(stages.values()) < took + 0.1, (took, stages)
     served = agent.rank_metrics(0)

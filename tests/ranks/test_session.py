@@ -12,7 +12,7 @@ from tests.support.ranks import process as rank_process
 from tests.support.ranks.runs import free_ports
 
 from cost_aware_trainer.contract import AgentPhase, RunResult
-from cost_aware_trainer.samples import checksum_text, expected_checksum
+from cost_aware_trainer.data.samples import checksum_text, expected_checksum
 
 EXAMPLE = ROOT / "examples/digits/train.py"
 SAMPLES, STEPS = 1437, 300
@@ -101,7 +101,8 @@ def test_digits_are_learnt_and_a_run_stopped_and_resumed_under_another_degree_is
     assert list(start["reconfiguration_seconds"]) == ["rendezvous", "rebuild", "load", "first_step"]
     assert "reconfiguration_seconds" not in step
     assert sum(step["seconds"].values()) == pytest.approx(step["step_seconds"], rel=0.02)
-    assert step["seconds"]["communication"] > 0
+    # where the other rank was late, all that was waited may be its doing
+    assert step["seconds"]["communication"] + step["seconds"]["straggler_wait"] > 0
     assert step["bytes"]["data"] > 0
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from cost_aware_trainer.contract import METRIC_LABELS, AgentPhase, Metric, OptimizerPlan, Phase
-from cost_aware_trainer.data import DataManifest
-from cost_aware_trainer.samples import checksum_text, expected_checksum
+from cost_aware_trainer.data.samples import checksum_text, expected_checksum
+from cost_aware_trainer.data.token_files import DataManifest
 
 
 def promised_checksum(plan):

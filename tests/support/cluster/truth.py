@@ -9,7 +9,7 @@ from typing import Any
 from devtools.cluster import PRICE_USD_PER_HOUR, Space, script
 from tests.support.cluster.pod_lives import PodLives
 
-from cost_aware_trainer.samples import checksum_text, expected_checksum
+from cost_aware_trainer.data.samples import checksum_text, expected_checksum
 
 
 def expected_samples(spec: dict[str, Any]) -> str:

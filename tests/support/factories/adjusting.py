@@ -12,9 +12,9 @@ from cost_aware_operator.adjusting.adjuster import DynamicParallelismAdjuster
 from cost_aware_operator.adjusting.calibration import Measured
 from cost_aware_operator.adjusting.candidates import layout_of
 from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind
-from cost_aware_operator.adjusting.situation import Settings, Situation, Verdict, Window
+from cost_aware_operator.adjusting.situation import AdjustSettings, Situation, Verdict, Window
 from cost_aware_operator.api.spec import AdjustPolicy
-from cost_aware_operator.costs.predict import step_seconds
+from cost_aware_operator.costs.models.predict import step_seconds
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space, make_plan
 
 SPEC: dict[str, Any] = {
@@ -26,7 +26,7 @@ SPEC: dict[str, Any] = {
 }  # fmt: skip
 
 
-SETTINGS = Settings(AdjustPolicy.ACT, 0.8, 60.0, 300.0, 0.0)
+SETTINGS = AdjustSettings(AdjustPolicy.ACT, 0.8, 60.0, 300.0, 0.0)
 
 
 NODE_USD = 3.06

@@ -9,14 +9,14 @@ from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.api.status import ConditionType
 from cost_aware_operator.app.telemetry import Telemetry
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.facts import Facts
-from cost_aware_operator.control.record import RunRecord
-from cost_aware_operator.costs.prices import PriceBook, shipped
+from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.run_record import RunRecord
+from cost_aware_operator.costs.tables.prices import PriceBook, shipped
 from cost_aware_operator.ledger.ledger import Cause, LedgerState
 from cost_aware_operator.observing.samples import RankSample, Scrape
-from cost_aware_operator.workload.build import template_hash
 from cost_aware_operator.workload.defaults import PodDefaults
+from cost_aware_operator.workload.job import template_hash
 from cost_aware_operator.workload.views import ChildJobView, NodeView, PodView
 from cost_aware_trainer.contract import AgentPhase, AgentStatus, Phase, RunResult
 

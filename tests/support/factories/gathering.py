@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from tests.support.factories.facts import START, facts, job
 
-from cost_aware_operator.adapters.source import Answers
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.gather import CachedNodes, Gatherer
+from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.reading.gather import CachedNodes, Gatherer
+from cost_aware_operator.sources.metrics_source import Answers
 from cost_aware_operator.workload.defaults import PodDefaults
 
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from tests.support.factories.facts import START
 
-from cost_aware_operator.costs.prices import Price
+from cost_aware_operator.costs.tables.prices import Price
 from cost_aware_operator.ledger.ledger import PodFacts
 
 PRICE = Price(3.60, "test", "2026-01-01")  # a tenth of a cent a second

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.support.factories.facts import BOOK, job, merged
 
-from cost_aware_operator.adjusting.situation import Settings
+from cost_aware_operator.adjusting.situation import AdjustSettings
 from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space, make_plan
 
@@ -21,7 +21,7 @@ SPEC: dict[str, Any] = {
 }  # fmt: skip
 
 
-ACT = Settings(AdjustPolicy.ACT, 0.8, 60.0, 300.0, 0.0)
+ACT = AdjustSettings(AdjustPolicy.ACT, 0.8, 60.0, 300.0, 0.0)
 
 
 OFF = replace(ACT, policy=AdjustPolicy.OFF)

@@ -9,10 +9,10 @@ from typing import Any
 from tests.support.factories.adjusting import planned
 from tests.support.factories.facts import BOOK, START, agent, child, facts, job, pod
 
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.decision import Decision
-from cost_aware_operator.control.facts import Facts
-from cost_aware_operator.control.record import RunRecord
+from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.policy.decision import Decision
+from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.observing.samples import RankSample, Scrape
 from cost_aware_operator.observing.stragglers import StageWorks, stragglers
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 from tests.support.ranks.runs import free_ports
 
+from cost_aware_trainer.agent.processes import descendants
 from cost_aware_trainer.contract import AgentPhase, AgentStatus, Release, RunOrder
-from cost_aware_trainer.processes import descendants
 
 TOKEN = "the-job's-token"
 
@@ -144,7 +144,7 @@ def fork_server_of(agent):
     for pid in descendants(agent.process.pid):
         with contextlib.suppress(OSError):
             command, parent = Path(f"/proc/{pid}/cmdline").read_bytes(), int(stat_of(pid)[1])
-            if b"cost_aware_trainer.forkserver" in command and parent == agent.process.pid:
+            if b"cost_aware_trainer.training.forkserver" in command and parent == agent.process.pid:
                 return pid
     return None
 

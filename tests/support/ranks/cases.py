@@ -6,16 +6,16 @@ import os
 import time
 from pathlib import Path
 
-from cost_aware_trainer.collectives import disconnect
 from cost_aware_trainer.contract import Reconfiguration, RunPlan, Sharding
-from cost_aware_trainer.layout import box_of
-from cost_aware_trainer.metrics import RankMetrics
+from cost_aware_trainer.contract.rank_environment import Surroundings
+from cost_aware_trainer.distributed.collectives import disconnect
+from cost_aware_trainer.distributed.layout import box_of
 from cost_aware_trainer.models.decoder import parameter_shapes
-from cost_aware_trainer.reconfigure import Succession
-from cost_aware_trainer.results import Surroundings
-from cost_aware_trainer.state import checkpointable
-from cost_aware_trainer.train import Trainer
-from cost_aware_trainer.validation import check_plan
+from cost_aware_trainer.state.reconfigure import Succession
+from cost_aware_trainer.state.state import checkpointable
+from cost_aware_trainer.state.validation import check_plan
+from cost_aware_trainer.telemetry.metrics import RankMetrics
+from cost_aware_trainer.training.trainer import Trainer
 
 
 class MemoryLog:
@@ -171,7 +171,7 @@ def replicate(place, kind, lost, flip=None):
     """
     import torch
 
-    from cost_aware_trainer import replicas
+    from cost_aware_trainer.state.memory import copies as replicas
 
     ranks = place.join("first")
     generator = torch.Generator().manual_seed(place.rank)

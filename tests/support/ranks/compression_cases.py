@@ -6,9 +6,9 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from cost_aware_trainer.compression import CompressedSum, ddp_hook
 from cost_aware_trainer.contract import Compression
-from cost_aware_trainer.sharded_compression import CompressedReduceScatter
+from cost_aware_trainer.distributed.compression.reduce_scatter import CompressedReduceScatter
+from cost_aware_trainer.distributed.compression.sums import CompressedSum, ddp_hook
 
 
 def gradient(rank, step, elements, repeated=False):

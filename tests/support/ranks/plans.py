@@ -6,7 +6,7 @@ import random
 import pytest
 
 from cost_aware_trainer.contract import BatchPlan, CheckpointPlan, DegreesPlan, ModelPlan, OptimizerPlan, RunPlan
-from cost_aware_trainer.data import prepare
+from cost_aware_trainer.data.token_files import prepare
 
 MODEL = ModelPlan(layers=2, hidden=32, heads=4, kv_heads=2, ffn=64, sequence_length=16, vocabulary=256)
 

@@ -13,7 +13,7 @@ def serve(connection, rank, port):
     torch.set_num_threads(1)
     from tests.support.ranks import cases, compression_cases, probe_cases
 
-    from cost_aware_trainer.collectives import Rendezvous, disconnect
+    from cost_aware_trainer.distributed.collectives import Rendezvous, disconnect
 
     known = vars(cases) | vars(compression_cases) | vars(probe_cases)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))

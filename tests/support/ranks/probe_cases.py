@@ -2,7 +2,7 @@
 
 import time
 
-import cost_aware_trainer.probe as probe
+import cost_aware_trainer.distributed.probe as probe
 
 
 def probe_links(place, hosts, delay_seconds=0.0, bytes_per_second=None):

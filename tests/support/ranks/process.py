@@ -39,6 +39,6 @@ def run(environment, arguments, output):
         import resource
 
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit_bytes), int(limit_bytes)))
-    from cost_aware_trainer.__main__ import main
+    from cost_aware_trainer.training.rank import main
 
     os._exit(main(arguments))

@@ -36,7 +36,7 @@ def forkserver():
     context = multiprocessing.get_context("forkserver")
     # what is imported once and not by each rank: the trainer, and what tests ask of ranks
     own = ["tests.support.ranks.process", "tests.support.ranks.cases"]
-    context.set_forkserver_preload(["cost_aware_trainer.train", "torch._dynamo", *own])
+    context.set_forkserver_preload(["cost_aware_trainer.training.trainer", "torch._dynamo", *own])
     return context
 
 

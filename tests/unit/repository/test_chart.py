@@ -13,7 +13,7 @@ from tests.support import ROOT
 
 from cost_aware_operator.api.spec import JobSpec
 from cost_aware_operator.app.settings import Settings
-from cost_aware_operator.costs.prices import shipped
+from cost_aware_operator.costs.tables.prices import shipped
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
 from cost_aware_operator.workload.defaults import DEFAULT_IMAGE, PodDefaults
 

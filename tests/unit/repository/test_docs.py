@@ -17,9 +17,9 @@ from tests.support import ROOT
 from cost_aware_operator.api.spec import JobSpec
 from cost_aware_operator.api.status import ConditionType
 from cost_aware_operator.app.telemetry import Telemetry
-from cost_aware_operator.control.story import Outcome
+from cost_aware_operator.control.status.outcome import Outcome
 from cost_aware_trainer.contract import AgentPhase, CheckpointPlan, Metric, RunPlan
-from cost_aware_trainer.validation import check_plan
+from cost_aware_trainer.state.validation import check_plan
 
 SOURCES = ROOT / "operator/src/cost_aware_operator"
 DOCS = ROOT / "docs"

@@ -40,7 +40,7 @@ from cost_aware_operator.adjusting.situation import (
     wants_time,
 )
 from cost_aware_operator.api.spec import AdjustPolicy
-from cost_aware_operator.costs.three_d import Ranking
+from cost_aware_operator.costs.search.three_d import Ranking
 from cost_aware_operator.planning.plan import Plan, is_other_kind, plan_of, type_of
 
 WORSE = 1.02

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from cost_aware_operator.costs.combinations import Offer
-from cost_aware_operator.costs.layout import Layout
-from cost_aware_operator.costs.model_parallel import DecoderShape
-from cost_aware_operator.costs.parameters import FITTED
-from cost_aware_operator.costs.predict import Machine, step_seconds
+from cost_aware_operator.costs.models.layout import Layout
+from cost_aware_operator.costs.models.model_parallel import DecoderShape
+from cost_aware_operator.costs.models.parameters import FITTED
+from cost_aware_operator.costs.models.predict import Machine, step_seconds
+from cost_aware_operator.costs.search.combinations import Offer
 
 FASTEST, SLOWEST = 1e4, 1e-4
 """How far a network may be from its listed rate, as factors."""

@@ -9,10 +9,10 @@ from cost_aware_operator.adjusting.calibration import Calibrated, Measured, cali
 from cost_aware_operator.adjusting.changes import Change, Kind
 from cost_aware_operator.adjusting.situation import Situation
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.combinations import Bounds, Offer
-from cost_aware_operator.costs.layout import Layout, Recompute, Sharding
-from cost_aware_operator.costs.pipeline import Schedule
-from cost_aware_operator.costs.three_d import Ranking, ThreeDParallelCostAnalyzer
+from cost_aware_operator.costs.models.layout import Layout, Recompute, StateSharding
+from cost_aware_operator.costs.models.pipeline import PipelineSchedule
+from cost_aware_operator.costs.search.combinations import Bounds, Offer
+from cost_aware_operator.costs.search.three_d import Ranking, ThreeDParallelCostAnalyzer
 from cost_aware_operator.planning.plan import Plan, is_other_kind, type_of
 
 PRIOR_DOWNTIME_SECONDS = {Kind.REBALANCE: 10.0, Kind.RESIZE: 60.0, Kind.MOVE: 60.0, Kind.SHRINK: 60.0}
@@ -29,19 +29,19 @@ CANDIDATES = 200
 
 def layout_of(plan: Plan, global_batch: int, offer: Offer) -> Layout:
     """A plan as the cost models see it."""
-    schedule = Schedule(plan.schedule)
+    schedule = PipelineSchedule(plan.schedule)
     return Layout(
         data=plan.data,
         tensor=plan.tensor,
         pipeline=plan.pipeline,
         context=1,
-        sharding=Sharding(plan.sharding),
+        sharding=StateSharding(plan.sharding),
         interleave=plan.interleave,
         recompute=Recompute(plan.recompute),
         micro_batch=plan.micro_batch,
         global_batch=global_batch,
         precision=offer.precision,
-        schedule=Schedule.ONE_F_ONE_B if schedule is Schedule.INTERLEAVED else schedule,
+        schedule=PipelineSchedule.ONE_F_ONE_B if schedule is PipelineSchedule.INTERLEAVED else schedule,
     )
 
 

@@ -14,9 +14,9 @@ from cost_aware_operator.adjusting.candidates import layout_of
 from cost_aware_operator.adjusting.capacity import Shortage, without_nodes
 from cost_aware_operator.adjusting.changes import Change, Kind
 from cost_aware_operator.adjusting.history import History
-from cost_aware_operator.adjusting.situation import Action, Settings, Situation, SlowNode, Verdict, Window
-from cost_aware_operator.costs.combinations import Offer
-from cost_aware_operator.costs.predict import step_seconds
+from cost_aware_operator.adjusting.situation import Action, AdjustSettings, Situation, SlowNode, Verdict, Window
+from cost_aware_operator.costs.models.predict import step_seconds
+from cost_aware_operator.costs.search.combinations import Offer
 from cost_aware_operator.observing.stragglers import STRAGGLING
 from cost_aware_operator.planning.plan import Plan, is_other_kind, type_of
 from cost_aware_operator.planning.space import Space
@@ -78,7 +78,7 @@ class World:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedRun:
     """How a simulated run went."""
 
     usd: float
@@ -99,8 +99,8 @@ class Outcome:
 
 
 def simulate(
-    space: Space, plan: Plan, settings: Settings, world: World, seed: int = 0, budget_usd: float | None = None
-) -> Outcome:
+    space: Space, plan: Plan, settings: AdjustSettings, world: World, seed: int = 0, budget_usd: float | None = None
+) -> SimulatedRun:
     """A run from its first step to its last, or to the end of its budget, in windows of `settings.window_seconds`.
 
     Raises:
@@ -121,7 +121,7 @@ class _Run:
     """A run's present state on the virtual clock."""
 
     def __init__(
-        self, space: Space, plan: Plan, settings: Settings, world: World, seed: int, budget_usd: float | None
+        self, space: Space, plan: Plan, settings: AdjustSettings, world: World, seed: int, budget_usd: float | None
     ) -> None:
         self.budget_usd = budget_usd
         self.space, self.plan, self.settings, self.world = space, plan, settings, world
@@ -233,11 +233,11 @@ class _Run:
         self.history = self.history.resumed(EPOCH + timedelta(seconds=self.clock))
         return True
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> SimulatedRun:
         """How it went."""
         changes, told = self.history.changes, tuple(self.told)
         left = max(0, math.ceil(self.remaining - 1e-6))
-        return Outcome(self.usd, self.clock, self.downtime, changes, told, self.plan, self.submitted_usd, left)
+        return SimulatedRun(self.usd, self.clock, self.downtime, changes, told, self.plan, self.submitted_usd, left)
 
 
 def _window(

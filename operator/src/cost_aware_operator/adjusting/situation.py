@@ -24,7 +24,7 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True)
-class Settings:
+class AdjustSettings:
     """What the manifest says of adjusting."""
 
     policy: AdjustPolicy
@@ -71,7 +71,7 @@ class Situation:
     """All that a verdict depends on. `space` is None where model or hardware is not known."""
 
     now: datetime
-    settings: Settings
+    settings: AdjustSettings
     plan: Plan
     space: Space | None
     window: Window | None

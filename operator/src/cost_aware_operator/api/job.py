@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -22,10 +23,27 @@ class JobKey:
 
 
 @dataclass(frozen=True)
+class JobReference:
+    """One version of one job: what a write about it needs to know, whether or not its manifest could be read."""
+
+    key: JobKey
+    uid: str
+    resource_version: str
+
+    @classmethod
+    def to(cls, document: Mapping[str, Any]) -> JobReference:
+        """A reference to what the API server answered."""
+        metadata = document["metadata"]
+        return cls(
+            JobKey(metadata["namespace"], metadata["name"]), metadata["uid"], metadata.get("resourceVersion", "")
+        )
+
+
+@dataclass(frozen=True)
 class TrainingJob:
     """A CostAwareTrainingJob as it was read from the API server.
 
-    `status` is what the last reconcile wrote; a status this version cannot read counts as none.
+    `status` is what the last reconcile wrote.
     """
 
     key: JobKey
@@ -36,12 +54,17 @@ class TrainingJob:
     spec: JobSpec
     status: JobStatus
 
+    @property
+    def reference(self) -> JobReference:
+        """The job as writes name it."""
+        return JobReference(self.key, self.uid, self.resource_version)
+
     @classmethod
     def parse(cls, document: dict[str, Any]) -> TrainingJob:
         """Reads the API server's document.
 
         Raises:
-            pydantic.ValidationError: the spec does not fit this version's models.
+            pydantic.ValidationError: spec or status does not fit this version's models.
         """
         metadata = document["metadata"]
         return cls(

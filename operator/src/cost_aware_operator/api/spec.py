@@ -157,7 +157,7 @@ class CommunicationSpec(ApiModel):
     """Of gradients between replicas; int8 and int4 in blocks with error feedback. Pays on slow links only."""
 
 
-class Redundancy(StrEnum):
+class CheckpointRedundancy(StrEnum):
     """What nodes keep of each other's states in memory."""
 
     NONE = "None"
@@ -177,7 +177,7 @@ class CheckpointSpec(ApiModel):
     attempt on."""
     keep: Annotated[int, Field(ge=1, le=1000)] = 2
     """How many of the newest checkpoints stay. A change is in force from the next attempt on."""
-    redundancy: Redundancy = Redundancy.NONE
+    redundancy: CheckpointRedundancy = CheckpointRedundancy.NONE
     """Also keeps the state in the nodes' memory, every 15 seconds, so that a lost node needs no reading from the volume: Replica in
     that of the next node, Parity as an XOR over several. The bundled trainer only; needs two nodes, and memory for 2 to 4 states."""
 

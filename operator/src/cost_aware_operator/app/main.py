@@ -22,23 +22,24 @@ import kopf
 from kubernetes.aio import client
 from kubernetes.aio.leaderelection import electionconfig, leaderelection
 
-from cost_aware_operator.adapters.clock import SystemClock
-from cost_aware_operator.adapters.files import defaults_file, price_file
-from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, connect
-from cost_aware_operator.adapters.lease import Lease
-from cost_aware_operator.adapters.prometheus import PrometheusSource
-from cost_aware_operator.adapters.ranks import Ranks
-from cost_aware_operator.adapters.source import MetricsSource
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.app.probes import Health, serve
 from cost_aware_operator.app.settings import Settings, SettingsError
 from cost_aware_operator.app.telemetry import Telemetry
 from cost_aware_operator.app.watches import Version, kopf_settings, registry, version_of
-from cost_aware_operator.control.gather import CachedNodes, Gatherer
-from cost_aware_operator.control.memory import Memories
-from cost_aware_operator.control.queue import KeyedQueue
-from cost_aware_operator.control.reconcile import Reconciler
-from cost_aware_operator.control.work import work
+from cost_aware_operator.control.loop.queue import KeyedQueue
+from cost_aware_operator.control.loop.reconcile import Reconciler
+from cost_aware_operator.control.loop.worker import work
+from cost_aware_operator.control.reading.gather import CachedNodes, Gatherer
+from cost_aware_operator.control.reading.memory import Memories
+from cost_aware_operator.engines.cluster import ApiError
+from cost_aware_operator.engines.kubernetes.client import KubernetesCluster, connect
+from cost_aware_operator.engines.kubernetes.lease import Lease
+from cost_aware_operator.sources.clock import SystemClock
+from cost_aware_operator.sources.files import defaults_file, price_file
+from cost_aware_operator.sources.metrics_source import MetricsSource
+from cost_aware_operator.sources.prometheus import PrometheusSource
+from cost_aware_operator.sources.rank_endpoints import RankEndpoints
 
 logger = logging.getLogger("cost_aware_operator")
 LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS = 15, 10, 2
@@ -52,7 +53,7 @@ class Operator:
     def __init__(self, settings: Settings, api: client.ApiClient, session: aiohttp.ClientSession) -> None:
         self.settings = settings
         self.clock = SystemClock()
-        self.cluster = Cluster(api)
+        self.cluster = KubernetesCluster(api)
         self.queue: KeyedQueue[JobKey] = KeyedQueue(self.clock.monotonic)
         self.memories = Memories()
         self.telemetry = Telemetry(lambda: len(self.queue), lambda: self.queue.oldest_seconds)
@@ -61,7 +62,7 @@ class Operator:
         self._seen: dict[JobKey, Version] = {}
         self._serving: asyncio.Task[Any] | None = None
         self._api = api
-        self._ranks = Ranks(session, settings.scrape_concurrency)
+        self._ranks = RankEndpoints(session, settings.scrape_concurrency)
         self._source: MetricsSource = (
             PrometheusSource(session, settings.prometheus_url, token_file=settings.prometheus_token_file)
             if settings.prometheus_url is not None
@@ -119,7 +120,7 @@ class Operator:
         stored = await self.cluster.secret_value(self.settings.namespace, self.settings.key_secret, "key", made)
         return Reconciler(
             cluster=self.cluster,
-            ranks=self._ranks,
+            agents=self._ranks,
             gatherer=Gatherer(
                 self.cluster,
                 self._ranks,

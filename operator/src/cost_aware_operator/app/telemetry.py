@@ -7,7 +7,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from cost_aware_operator.api.job import JobKey, TrainingJob
-from cost_aware_operator.control.decision import Decision
+from cost_aware_operator.control.policy.decision import Decision
 from cost_aware_trainer.contract import Phase
 
 _JOB = ("namespace", "job")

@@ -7,11 +7,11 @@ from typing import Any
 
 import kopf
 
-from cost_aware_operator.adapters.clock import Clock
 from cost_aware_operator.api import GROUP, LABEL_JOB, PLURAL, VERSION
 from cost_aware_operator.api.job import JobKey
-from cost_aware_operator.control.memory import Memories
-from cost_aware_operator.control.queue import KeyedQueue
+from cost_aware_operator.control.loop.queue import KeyedQueue
+from cost_aware_operator.control.reading.memory import Memories
+from cost_aware_operator.sources.clock import Clock
 from cost_aware_operator.workload.views import pod_view
 
 Version = tuple[str, int, bool]

@@ -8,7 +8,7 @@ from rich.table import Table
 from cost_aware_operator.cli.manifest import ManifestError
 from cost_aware_operator.cli.plan import WIDE, complain, searched
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.prices import PriceError
+from cost_aware_operator.costs.tables.prices import PriceError
 from cost_aware_operator.planning import report
 from cost_aware_operator.planning.arithmetic import Section, arithmetic
 from cost_aware_operator.planning.space import PlanError

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.live import Live
 
-from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, connect, default_namespace
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.api.status import JobState, JobStatus
 from cost_aware_operator.cli import simulate
@@ -19,6 +18,8 @@ from cost_aware_operator.cli.plan import add_arguments, plan
 from cost_aware_operator.cli.predict import predict
 from cost_aware_operator.cli.simulate import add_simulation
 from cost_aware_operator.cli.views import live, one_line, summary
+from cost_aware_operator.engines.cluster import ApiError, Cluster
+from cost_aware_operator.engines.kubernetes.client import KubernetesCluster, connect, default_namespace
 
 EXIT_FAILED, EXIT_REJECTED, EXIT_MISSING, EXIT_TIMEOUT = 1, 2, 3, 4
 LINE_SECONDS = 5.0
@@ -104,7 +105,7 @@ async def _run(arguments: argparse.Namespace) -> int:
         console.print(f"catj: {error}", highlight=False, markup=False)
         return EXIT_MISSING
     try:
-        cluster = Cluster(api)
+        cluster = KubernetesCluster(api)
         if arguments.verb == "watch":
             return await _watch(cluster, key, arguments.timeout, console)
         return await _show(cluster, key, console)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import matplotlib as mpl
 import numpy as np
 
-from cost_aware_operator.costs.three_d import Ranking
+from cost_aware_operator.costs.search.three_d import Ranking
 
 mpl.use("Agg")
 from matplotlib import pyplot as plt

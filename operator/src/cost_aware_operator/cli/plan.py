@@ -15,9 +15,9 @@ from rich.table import Table
 
 from cost_aware_operator.cli.manifest import ManifestError, read_spec
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.price_files import load_prices
-from cost_aware_operator.costs.prices import PriceBook, PriceError, shipped
-from cost_aware_operator.costs.three_d import Ranking, ThreeDParallelCostAnalyzer
+from cost_aware_operator.costs.search.three_d import Ranking, ThreeDParallelCostAnalyzer
+from cost_aware_operator.costs.tables.price_files import load_prices
+from cost_aware_operator.costs.tables.prices import PriceBook, PriceError, shipped
 from cost_aware_operator.planning import report
 from cost_aware_operator.planning.space import PlanError, Space, space_of
 

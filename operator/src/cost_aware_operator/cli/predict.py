@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from cost_aware_operator.costs.fields import RequestError
-from cost_aware_operator.costs.request import answer
+from cost_aware_operator.costs.request.fields import RequestError
+from cost_aware_operator.costs.request.questions import answer
 
 
 def predict(file: str) -> int:

@@ -10,12 +10,12 @@ from rich.console import Console
 from rich.table import Table
 
 from cost_aware_operator.adjusting.changes import described
-from cost_aware_operator.adjusting.simulate import Absence, Outcome, World, gone, simulate
-from cost_aware_operator.adjusting.situation import Settings
+from cost_aware_operator.adjusting.simulate import Absence, SimulatedRun, World, gone, simulate
+from cost_aware_operator.adjusting.situation import AdjustSettings
 from cost_aware_operator.api.spec import AdjustPolicy, JobSpec
 from cost_aware_operator.cli.manifest import ManifestError, read_spec
 from cost_aware_operator.cli.plan import WIDE, add_arguments, book_of, complain
-from cost_aware_operator.costs.prices import PriceError
+from cost_aware_operator.costs.tables.prices import PriceError
 from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, adjusting_space, make_plan
 
 RANGES = (
@@ -110,14 +110,14 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def settings_of(spec: JobSpec) -> Settings:
+def settings_of(spec: JobSpec) -> AdjustSettings:
     """The manifest's `efficiency`."""
     given = spec.efficiency
     window, cooldown = float(given.window_seconds), float(given.cooldown_seconds)
-    return Settings(given.policy, given.threshold, window, cooldown, given.minimum_savings_usd)
+    return AdjustSettings(given.policy, given.threshold, window, cooldown, given.minimum_savings_usd)
 
 
-def _print(plan: Plan, static: Outcome, acting: Outcome) -> None:
+def _print(plan: Plan, static: SimulatedRun, acting: SimulatedRun) -> None:
     console = Console()
     if not console.is_terminal:
         console = Console(width=WIDE)

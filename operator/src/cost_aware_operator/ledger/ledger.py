@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from cost_aware_operator.costs.prices import USD_PER_GB_BETWEEN_ZONES, Price
+from cost_aware_operator.costs.tables.prices import USD_PER_GB_BETWEEN_ZONES, Price
 from cost_aware_trainer.contract import Phase
 
 
@@ -80,7 +80,7 @@ class Fees:
 
 
 @dataclass(frozen=True)
-class Progress:
+class TrainedSteps:
     """What the ranks say of their steps; all zero while none answers."""
 
     attempt: int = 0
@@ -174,7 +174,7 @@ class _Book:
 def accrue(
     state: LedgerState,
     pods: Sequence[PodFacts],
-    progress: Progress,
+    progress: TrainedSteps,
     now: datetime,
     fees: Fees | None = None,
     told: Mapping[str, datetime] | None = None,
@@ -361,7 +361,7 @@ def _settled(book: _Book, account: PodAccount, end: datetime) -> PodAccount:
     return account.model_copy(update=update)
 
 
-def _book_rework(book: _Book, state: LedgerState, progress: Progress) -> None:
+def _book_rework(book: _Book, state: LedgerState, progress: TrainedSteps) -> None:
     """A new attempt that resumed before the last trained step makes the steps between lost work."""
     lost = state.trained_step - progress.resumed_step
     if progress.attempt <= state.attempt or lost <= 0 or state.trained_steps <= 0:

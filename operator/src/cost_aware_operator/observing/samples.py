@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from cost_aware_trainer.contract import LinkLevel, Metric, Phase, Stage
+from cost_aware_trainer.contract import LaunchStage, LinkLevel, Metric, Phase
 
 WEIGHT_MOVING = (Phase.COMPUTE, Phase.OPTIMIZER)
 """The phases whose share of the ranks' time is the efficiency."""
@@ -39,7 +39,7 @@ class RankSample:
     phase_seconds: Mapping[Phase, float] = field(default_factory=dict)
     network_bytes_per_second: float | None = None
     """A rank's share of its node's network as the ranks' probe found it; None on one node."""
-    stage_seconds: Mapping[Stage, float] = field(default_factory=dict)
+    stage_seconds: Mapping[LaunchStage, float] = field(default_factory=dict)
     """From the attempt's order to the end of its first step; empty before that, and of ranks that do not tell."""
 
 
@@ -144,7 +144,7 @@ def sample_of(
             phase_seconds={Phase(name): value for name, value in phases.items()},
             network_bytes_per_second=_rate((links or {}).get(LinkLevel.NETWORK)),
             # a trainer of another version may know other stages
-            stage_seconds={s: value for s in Stage if (value := _rate((stages or {}).get(s))) is not None},
+            stage_seconds={s: value for s in LaunchStage if (value := _rate((stages or {}).get(s))) is not None},
         )
     except (KeyError, ValueError, OverflowError) as error:
         raise ScrapeError(f"not a rank's metrics: {error!r}") from None

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cost_aware_operator.costs.combinations import Offer
-from cost_aware_operator.costs.compute import Computer, model_flops
-from cost_aware_operator.costs.hardware import Precision
-from cost_aware_operator.costs.layout import Practice, Recompute, Sharding
-from cost_aware_operator.costs.model_parallel import ModelParallelCostAnalyzer
-from cost_aware_operator.costs.predict import FORWARD, usable_gib
-from cost_aware_operator.costs.three_d import RECOVERY_SECONDS, Ranking, checkpointing
+from cost_aware_operator.costs.models.compute import Computer, model_flops
+from cost_aware_operator.costs.models.layout import Practice, Recompute, StateSharding
+from cost_aware_operator.costs.models.model_parallel import ModelParallelCostAnalyzer
+from cost_aware_operator.costs.models.predict import FORWARD, usable_gib
+from cost_aware_operator.costs.search.combinations import Offer
+from cost_aware_operator.costs.search.three_d import RECOVERY_SECONDS, Ranking, checkpointing
+from cost_aware_operator.costs.tables.hardware import NumberFormat
 from cost_aware_operator.planning.report import RankedPlan
 
 FIT = "fitted, docs/design/20261121-cost-models.md"
@@ -88,7 +88,7 @@ class _Teller:
         gpu, p, m = self.machine.accelerator, self.parameters, self.machine
         peak = gpu.peak(self.layout.precision)
         fractions = p.of(gpu.generation)
-        share = fractions.matmul * (p.fp8 if self.layout.precision is Precision.FP8 else 1.0)
+        share = fractions.matmul * (p.fp8 if self.layout.precision is NumberFormat.FP8 else 1.0)
         yield Line(
             f"{gpu.name}, {self.layout.precision}", f"{peak:g} TFLOP/s", "dense peak", f"{gpu.source}, {gpu.as_of}"
         )
@@ -176,10 +176,10 @@ class _Teller:
             yield Line("sends between stages", _time(b.pipeline_communication), "not hidden behind computing")
         if layout.data > 1:
             what = {
-                Sharding.DDP: "all-reduce of gradients",
-                Sharding.ZERO1: "reduce-scatter of gradients, all-gather of weights",
-                Sharding.ZERO2: "reduce-scatter of gradients, all-gather of weights",
-                Sharding.ZERO3: "all-gather of weights twice and reduce-scatter of gradients, layer by layer",
+                StateSharding.DDP: "all-reduce of gradients",
+                StateSharding.ZERO1: "reduce-scatter of gradients, all-gather of weights",
+                StateSharding.ZERO2: "reduce-scatter of gradients, all-gather of weights",
+                StateSharding.ZERO3: "all-gather of weights twice and reduce-scatter of gradients, layer by layer",
             }[layout.sharding]
             yield Line(
                 "gradients and weights",
@@ -196,7 +196,11 @@ class _Teller:
 
     def memory(self) -> Iterator[Line]:
         m, layout = self.plan.prediction.memory, self.layout
-        shared = {Sharding.DDP: "nothing", Sharding.ZERO1: "moments", Sharding.ZERO2: "moments and gradients"}
+        shared = {
+            StateSharding.DDP: "nothing",
+            StateSharding.ZERO1: "moments",
+            StateSharding.ZERO2: "moments and gradients",
+        }
         over = shared.get(layout.sharding, "moments, gradients and weights")
         states = f"{layout.sharding}: {over} shared by {layout.data} ranks"
         for name, how, source in (

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import math
 
-from cost_aware_operator.costs.communication_schedule import CommunicationScheduler, LayerGradients
-from cost_aware_operator.costs.compute import Parameters
-from cost_aware_operator.costs.layout import Layout, Sharding
-from cost_aware_operator.costs.model_parallel import DecoderShape
-from cost_aware_operator.costs.predict import FORWARD, Machine, predict
+from cost_aware_operator.costs.advice.communication_schedule import CommunicationScheduler, LayerGradients
+from cost_aware_operator.costs.models.compute import Parameters
+from cost_aware_operator.costs.models.layout import Layout, StateSharding
+from cost_aware_operator.costs.models.model_parallel import DecoderShape
+from cost_aware_operator.costs.models.predict import FORWARD, Machine, predict
 
 LEAST_MIB = 1.0
 """Below, what a collective costs by itself on any link is more than what a smaller bucket could hide."""
@@ -32,7 +32,7 @@ def bucket_mib(shape: DecoderShape, machine: Machine, layout: Layout, parameters
     One replica sums nothing, and `fully_shard` sends a layer at a time. The backward pass is that of the last micro-batch, as
     gradients travel once they are complete; the head's come first, the embedding's last. Of a pipeline, the first stage counts.
     """
-    if layout.data == 1 or layout.sharding is not Sharding.DDP:
+    if layout.data == 1 or layout.sharding is not StateSharding.DDP:
         return None
     compute_seconds = predict(shape, machine, layout, parameters).breakdown.compute / layout.micro_batches
     layers, table = math.ceil(shape.layers / layout.pipeline), shape.embedding_parameters / layout.tensor

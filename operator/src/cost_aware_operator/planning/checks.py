@@ -8,15 +8,17 @@ from typing import Any
 
 from cost_aware_operator.api.spec import JobSpec
 from cost_aware_operator.api.units import quantity
-from cost_aware_operator.costs.layout import Recompute, Sharding
-from cost_aware_operator.costs.pipeline import Schedule
-from cost_aware_operator.costs.prices import PriceBook
+from cost_aware_operator.costs.models.layout import Recompute, StateSharding
+from cost_aware_operator.costs.models.pipeline import PipelineSchedule
+from cost_aware_operator.costs.tables.prices import PriceBook
 from cost_aware_operator.planning.space import Abilities, ranks_per_node_of, resources_of, unknown_instance_type
 
-OWN_PROGRAM = Abilities((Sharding.DDP,), (Recompute.NONE,), (Schedule.ONE_F_ONE_B,), splits_model=False)
+OWN_PROGRAM = Abilities((StateSharding.DDP,), (Recompute.NONE,), (PipelineSchedule.ONE_F_ONE_B,), splits_model=False)
 """What a user's own program is taken to run: data parallelism, unless its manifest says more."""
 TRAINER = Abilities(
-    schedules=(Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED), filled_pipelines=True, whole_vocabulary_shards=True
+    schedules=(PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.INTERLEAVED),
+    filled_pipelines=True,
+    whole_vocabulary_shards=True,
 )
 """What the bundled trainer runs. Its zero-bubble schedules do without sharding and recompute, and are left to be asked for."""
 

@@ -11,14 +11,14 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from cost_aware_operator.api.spec import CapacityType, JobSpec, Redundancy
+from cost_aware_operator.api.spec import CapacityType, CheckpointRedundancy, JobSpec
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.combinations import Offer
-from cost_aware_operator.costs.hardware import HardwareError
-from cost_aware_operator.costs.layout import Recompute, Sharding, pipeline_schedule
-from cost_aware_operator.costs.pipeline import Schedule
-from cost_aware_operator.costs.predict import usable_gib
-from cost_aware_operator.costs.three_d import Ranking, ThreeDParallelCostAnalyzer
+from cost_aware_operator.costs.models.layout import Recompute, StateSharding, pipeline_schedule
+from cost_aware_operator.costs.models.pipeline import PipelineSchedule
+from cost_aware_operator.costs.models.predict import usable_gib
+from cost_aware_operator.costs.search.combinations import Offer
+from cost_aware_operator.costs.search.three_d import Ranking, ThreeDParallelCostAnalyzer
+from cost_aware_operator.costs.tables.hardware import HardwareError
 from cost_aware_operator.planning import report
 from cost_aware_operator.planning.buckets import bucket_mib
 from cost_aware_operator.planning.checks import PlanInput as PlanInput
@@ -79,9 +79,9 @@ class Plan:
     explanation: str
     tensor: int = 1
     pipeline: int = 1
-    sharding: str = Sharding.DDP.value
+    sharding: str = StateSharding.DDP.value
     recompute: str = Recompute.NONE.value
-    schedule: str = Schedule.ONE_F_ONE_B.value
+    schedule: str = PipelineSchedule.ONE_F_ONE_B.value
     interleave: int = 1
     stage_layers: tuple[int, ...] = ()
     precision: str = "fp32"
@@ -126,7 +126,7 @@ def planning_key(spec: JobSpec) -> str:
     if spec.budget is not None:
         # what may be spent stops a run, it does not choose its plan
         parts["budget"] = spec.budget.max_hourly_usd
-    if spec.checkpoint.redundancy is not Redundancy.NONE:
+    if spec.checkpoint.redundancy is not CheckpointRedundancy.NONE:
         # it takes memory, on CPUs the ranks' own
         parts["redundancy"] = spec.checkpoint.redundancy.value
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cost_aware_operator.api.spec import ModelPreset, ModelSpec
-from cost_aware_operator.costs.model_parallel import DecoderShape
+from cost_aware_operator.costs.models.model_parallel import DecoderShape
 
 PRESETS = {
     ModelPreset.BYTE_GPT: DecoderShape(

@@ -6,13 +6,13 @@ from dataclasses import dataclass, replace
 
 from cost_aware_operator.api.spec import Objective
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.communication import Fabric
-from cost_aware_operator.costs.layout import Layout, Practice, pipeline_schedule
-from cost_aware_operator.costs.model_parallel import MemoryGib, ModelParallelCostAnalyzer
-from cost_aware_operator.costs.pipeline import Schedule
-from cost_aware_operator.costs.predict import Prediction, predict, usable_gib
-from cost_aware_operator.costs.structure import CostStructure, Terms, structure
-from cost_aware_operator.costs.three_d import Need, Ranking, Shortfall, ThreeDParallelCostAnalyzer, checkpointing
+from cost_aware_operator.costs.models.communication import Fabric
+from cost_aware_operator.costs.models.layout import Layout, Practice, pipeline_schedule
+from cost_aware_operator.costs.models.model_parallel import MemoryGib, ModelParallelCostAnalyzer
+from cost_aware_operator.costs.models.pipeline import PipelineSchedule
+from cost_aware_operator.costs.models.predict import Prediction, predict, usable_gib
+from cost_aware_operator.costs.search.structure import CostStructure, Terms, structure
+from cost_aware_operator.costs.search.three_d import Need, Ranking, Shortfall, ThreeDParallelCostAnalyzer, checkpointing
 from cost_aware_operator.planning.space import Space
 
 PARTS = {
@@ -70,7 +70,7 @@ class RankedPlan:
         if self.layout.pipeline == 1:
             return "-"
         schedule = pipeline_schedule(self.layout)
-        return f"{schedule} x{self.layout.interleave}" if schedule is Schedule.INTERLEAVED else schedule.value
+        return f"{schedule} x{self.layout.interleave}" if schedule is PipelineSchedule.INTERLEAVED else schedule.value
 
 
 def ranked(ranking: Ranking, most: int) -> list[RankedPlan]:

@@ -6,17 +6,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cost_aware_operator.api.spec import AllowedDegrees, CapacityType, JobSpec, ModelSpec, Objective, Redundancy
+from cost_aware_operator.api.spec import (
+    AllowedDegrees,
+    CapacityType,
+    CheckpointRedundancy,
+    JobSpec,
+    ModelSpec,
+    Objective,
+)
 from cost_aware_operator.api.units import GIB, quantity
-from cost_aware_operator.costs.combinations import Bounds, Offer, Work
-from cost_aware_operator.costs.fees import fee
-from cost_aware_operator.costs.hardware import HardwareError, Precision
-from cost_aware_operator.costs.layout import Recompute, Sharding
-from cost_aware_operator.costs.machines import cpu_machine, machine
-from cost_aware_operator.costs.model_parallel import DecoderShape
-from cost_aware_operator.costs.pipeline import Schedule
-from cost_aware_operator.costs.predict import USABLE_MEMORY, Machine
-from cost_aware_operator.costs.prices import Price, PriceBook, PriceError
+from cost_aware_operator.costs.models.layout import Recompute, StateSharding
+from cost_aware_operator.costs.models.machines import cpu_machine, machine
+from cost_aware_operator.costs.models.model_parallel import DecoderShape
+from cost_aware_operator.costs.models.pipeline import PipelineSchedule
+from cost_aware_operator.costs.models.predict import USABLE_MEMORY, Machine
+from cost_aware_operator.costs.search.combinations import Bounds, Offer, Work
+from cost_aware_operator.costs.tables.fees import fee
+from cost_aware_operator.costs.tables.hardware import HardwareError, NumberFormat
+from cost_aware_operator.costs.tables.prices import Price, PriceBook, PriceError
 from cost_aware_operator.planning.presets import shape_of
 
 GPU = "nvidia.com/gpu"
@@ -58,9 +65,9 @@ class Space:
 class Abilities:
     """What the trainer can run; the planner offers nothing else."""
 
-    shardings: tuple[Sharding, ...] = tuple(Sharding)
+    shardings: tuple[StateSharding, ...] = tuple(StateSharding)
     recomputes: tuple[Recompute, ...] = tuple(Recompute)
-    schedules: tuple[Schedule, ...] = tuple(Schedule)
+    schedules: tuple[PipelineSchedule, ...] = tuple(PipelineSchedule)
     filled_pipelines: bool = False
     whole_vocabulary_shards: bool = False
     splits_model: bool = True
@@ -97,11 +104,11 @@ def space_of(
     paid: dict[str, Price] = {}
     if offers is None:
         offers, paid = _offers(spec, prices, resources, notes)
-    held = 0.0 if spec.checkpoint.redundancy is Redundancy.NONE else HELD_STATES
+    held = 0.0 if spec.checkpoint.redundancy is CheckpointRedundancy.NONE else HELD_STATES
     work = Work(shape, spec.batch.global_, steps or STEPS_WITHOUT_CONFIG, spec.checkpoint.keep, held)
     bounds = bounds_of(spec, abilities or Abilities())
-    if Sharding.DDP in bounds.shardings and all(_roomy_cpu(offer, shape) for offer in offers):
-        bounds = replace(bounds, shardings=(Sharding.DDP,))
+    if StateSharding.DDP in bounds.shardings and all(_roomy_cpu(offer, shape) for offer in offers):
+        bounds = replace(bounds, shardings=(StateSharding.DDP,))
     return Space(work, offers, bounds, spec.objective, paid, tuple(notes))
 
 
@@ -286,18 +293,18 @@ def machine_of(spec: JobSpec, instance_type: str | None, resources: Mapping[str,
     )
 
 
-def precision_of(spec: JobSpec, node: Machine) -> Precision:
+def precision_of(spec: JobSpec, node: Machine) -> NumberFormat:
     """What products are computed in: as written, else bf16 where the accelerator has it, fp32 on CPUs.
 
     Where there is no bf16, the bundled trainer computes in fp32; a program of the user's own is taken to use fp16.
     """
     config = spec.trainer.config
     if config is not None and config.precision is not None:
-        return Precision(config.precision.value)
+        return NumberFormat(config.precision.value)
     peaks = node.accelerator.peak_tflops
-    if node.accelerator.name == "CPU" or (config is not None and Precision.BF16 not in peaks):
-        return Precision.FP32
-    return next(p for p in (Precision.BF16, Precision.FP16, Precision.FP32) if p in peaks)
+    if node.accelerator.name == "CPU" or (config is not None and NumberFormat.BF16 not in peaks):
+        return NumberFormat.FP32
+    return next(p for p in (NumberFormat.BF16, NumberFormat.FP16, NumberFormat.FP32) if p in peaks)
 
 
 def _priced(capacity: CapacityType, name: str, prices: PriceBook) -> list[tuple[bool, Price]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.planning.presets import shape_of
-from cost_aware_operator.workload.build import DATA_MOUNT
+from cost_aware_operator.workload.job import DATA_MOUNT
 from cost_aware_operator.workload.names import checkpoint_folder, pod_host
 from cost_aware_trainer.contract import (
     CONTRACT_VERSION,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from cost_aware_operator.workload.build import ANNOTATION_TEMPLATE, INSTANCE_TYPE_LABELS, ZONE_LABELS, is_spot
+from cost_aware_operator.workload.job import ANNOTATION_TEMPLATE, INSTANCE_TYPE_LABELS, ZONE_LABELS, is_spot
 
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ErrImagePullBackOff")

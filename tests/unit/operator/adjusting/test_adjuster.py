@@ -28,8 +28,8 @@ from cost_aware_operator.adjusting.candidates import layout_of
 from cost_aware_operator.adjusting.changes import ChangeOutcome, plan_key
 from cost_aware_operator.adjusting.situation import Action
 from cost_aware_operator.api.spec import AdjustPolicy
-from cost_aware_operator.costs.parameters import FITTED
-from cost_aware_operator.costs.predict import step_seconds
+from cost_aware_operator.costs.models.parameters import FITTED
+from cost_aware_operator.costs.models.predict import step_seconds
 from cost_aware_operator.planning.plan import Plan
 
 

@@ -19,10 +19,10 @@ from cost_aware_operator.adjusting.history import History
 from cost_aware_operator.adjusting.simulate import World, simulate
 from cost_aware_operator.adjusting.situation import Action, Verdict, step_usd
 from cost_aware_operator.api.spec import AdjustPolicy
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.record import RunRecord
+from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space, make_plan, planning_key
-from cost_aware_operator.workload.build import template_hash
+from cost_aware_operator.workload.job import template_hash
 from cost_aware_operator.workload.order import run_order
 from cost_aware_operator.workload.views import NodeView
 from cost_aware_trainer.contract import AgentPhase

@@ -16,7 +16,7 @@ from tests.support.factories.facts import BOOK, merged
 from cost_aware_operator.api.spec import JobSpec
 from cost_aware_operator.cli.main import main
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.three_d import Ranking, ThreeDParallelCostAnalyzer
+from cost_aware_operator.costs.search.three_d import Ranking, ThreeDParallelCostAnalyzer
 from cost_aware_operator.planning import report
 from cost_aware_operator.planning.arithmetic import arithmetic
 from cost_aware_operator.planning.space import PlanError, Space, space_of

@@ -14,10 +14,10 @@ from tests.support.factories.stragglers import FIRST, trained
 
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.cli.views import one_line, summary
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.money import fees_now
+from cost_aware_operator.control.policy.accounting import fees_now
+from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.ledger.blocks import Baseline, Block, by_block, saved, total_usd
-from cost_aware_operator.ledger.ledger import Cause, Fees, LedgerState, Progress, accrue
+from cost_aware_operator.ledger.ledger import Cause, Fees, LedgerState, TrainedSteps, accrue
 from cost_aware_trainer.contract import Phase
 
 FEES = Fees(storage_hourly_usd=0.36, management_hourly_usd=0.72)
@@ -32,7 +32,7 @@ def test_every_phase_is_in_the_block_that_a_prediction_would_put_it_in() -> None
         Phase.DATA: 5.0,
     }
     state = accrue(
-        LedgerState(), [pod(attempt=1, phase_seconds=phases, otherwise=Cause.RESTART)], Progress(), at(100), FEES
+        LedgerState(), [pod(attempt=1, phase_seconds=phases, otherwise=Cause.RESTART)], TrainedSteps(), at(100), FEES
     )
     assert by_block(state) == {
         Block.COMPUTE: pytest.approx(0.060),
@@ -56,7 +56,7 @@ def test_blocks_and_causes_add_up_to_the_whole_whatever_happens(
         attempt = 1 if now < 500 else 2
         seen = now if attempt == 1 else now - 500
         phases = {phase: seen * share / whole for phase, share in zip(Phase, shares, strict=True)}
-        progress = Progress(attempt, int(seen) + (resumed if attempt == 2 else 0), resumed if attempt == 2 else 0)
+        progress = TrainedSteps(attempt, int(seen) + (resumed if attempt == 2 else 0), resumed if attempt == 2 else 0)
         end = 1000.0 if now >= 1000 + late else None
         pods = [pod(0, "a", end=end, attempt=attempt, phase_seconds=phases, sent_bytes=now * 1e8, zone="x"),
                 pod(1, "b", end=end, zone="y")]  # fmt: skip
@@ -72,11 +72,11 @@ def test_blocks_and_causes_add_up_to_the_whole_whatever_happens(
 def test_fees_run_while_a_pod_does_and_are_booked_once() -> None:
     state = LedgerState()
     for now in (100, 100, 50, 200):
-        state = accrue(state, [pod()], Progress(), at(now), FEES)
+        state = accrue(state, [pod()], TrainedSteps(), at(now), FEES)
     assert (state.storage_usd, state.management_usd) == (pytest.approx(0.02), pytest.approx(0.04))
-    state = accrue(state, [], Progress(), at(1000), FEES)
+    state = accrue(state, [], TrainedSteps(), at(1000), FEES)
     assert state.management_usd == pytest.approx(0.04), "nothing is paid while suspended"
-    state = accrue(state, [pod(uid="b", start=1100)], Progress(), at(1200), FEES)
+    state = accrue(state, [pod(uid="b", start=1100)], TrainedSteps(), at(1200), FEES)
     assert state.management_usd == pytest.approx(0.06)
 
 

@@ -8,7 +8,7 @@ import pytest
 from tests.support.factories.samples import sample
 
 from cost_aware_operator.observing.samples import Scrape, ScrapeError, observe, parse_rank
-from cost_aware_trainer.contract import Phase, Stage
+from cost_aware_trainer.contract import LaunchStage, Phase
 
 TEXT = """# TYPE catj_rank_step gauge
 catj_rank_step{namespace="n",job="j",attempt="3",rank="1"} 42.0
@@ -38,7 +38,7 @@ def test_how_long_an_attempt_took_to_its_first_step_is_read_by_stage_and_what_it
             stage.format("later", 3),
         )
     )
-    assert parse_rank(text).stage_seconds == {Stage.DRAIN: 1.5}
+    assert parse_rank(text).stage_seconds == {LaunchStage.DRAIN: 1.5}
     assert parse_rank(TEXT).stage_seconds == {}
 
 

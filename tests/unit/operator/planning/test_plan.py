@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.factories.facts import BOOK, job
 
-from cost_aware_operator.costs.hardware import Precision
-from cost_aware_operator.costs.layout import Layout, Recompute, Sharding
-from cost_aware_operator.costs.machines import machine
-from cost_aware_operator.costs.model_parallel import DecoderShape, ModelParallelCostAnalyzer
-from cost_aware_operator.costs.parameters import FITTED
+from cost_aware_operator.costs.models.layout import Layout, Recompute, StateSharding
+from cost_aware_operator.costs.models.machines import machine
+from cost_aware_operator.costs.models.model_parallel import DecoderShape, ModelParallelCostAnalyzer
+from cost_aware_operator.costs.models.parameters import FITTED
+from cost_aware_operator.costs.tables.hardware import NumberFormat
 from cost_aware_operator.planning.buckets import bucket_mib
 from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, make_plan
 from cost_aware_operator.planning.presets import PRESETS
@@ -122,8 +122,8 @@ def test_buckets_are_planned_where_replicas_sum_gradients_themselves() -> None:
 
 def test_a_slow_start_of_collectives_asks_for_larger_buckets_and_a_slow_link_hides_behind_small_ones() -> None:
     layout = Layout(
-        data=16, tensor=1, pipeline=1, context=1, sharding=Sharding.DDP, interleave=1, recompute=Recompute.NONE,
-        micro_batch=4, global_batch=256, precision=Precision.BF16,
+        data=16, tensor=1, pipeline=1, context=1, sharding=StateSharding.DDP, interleave=1, recompute=Recompute.NONE,
+        micro_batch=4, global_batch=256, precision=NumberFormat.BF16,
     )  # fmt: skip
     shape, node = PRESETS["llama-1b"], machine("p5.48xlarge")
     usual = bucket_mib(shape, node, layout, FITTED)
@@ -132,7 +132,7 @@ def test_a_slow_start_of_collectives_asks_for_larger_buckets_and_a_slow_link_hid
     assert usual is not None
     assert late is not None
     assert late >= usual
-    assert bucket_mib(shape, node, replace(layout, sharding=Sharding.ZERO3), FITTED) is None
+    assert bucket_mib(shape, node, replace(layout, sharding=StateSharding.ZERO3), FITTED) is None
 
 
 def test_an_unknown_instance_type_is_refused_with_similar_names() -> None:

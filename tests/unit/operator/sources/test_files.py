@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cost_aware_operator.adapters.files import defaults_file, price_file
-from cost_aware_operator.adapters.ranks import token
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.app.settings import Settings, SettingsError
+from cost_aware_operator.sources.files import defaults_file, price_file
+from cost_aware_operator.sources.rank_endpoints import token
 
 
 def test_a_changed_price_is_in_force_at_the_next_look(tmp_path: Path) -> None:

@@ -20,10 +20,10 @@ import pytest
 from aiohttp import web
 from tests.support.factories.endpoints import pod
 
-from cost_aware_operator.adapters.prometheus import PrometheusSource
-from cost_aware_operator.adapters.source import Answers
 from cost_aware_operator.api.job import JobKey
-from cost_aware_trainer.contract import Phase, Stage
+from cost_aware_operator.sources.metrics_source import Answers
+from cost_aware_operator.sources.prometheus import PrometheusSource
+from cost_aware_trainer.contract import LaunchStage, Phase
 
 RECORDED: dict[str, Any] = json.loads((Path(__file__).parent / "data/prometheus.json").read_text())
 PODS = [pod(), replace(pod(), name="gpt-1-b", uid="v", index=1)]
@@ -85,7 +85,7 @@ async def test_the_stages_of_an_attempt_s_start_are_read() -> None:
             found.append(one)
 
     answers = await asked(recorded(started))
-    assert [answers.samples[uid][0].stage_seconds for uid in "uv"] == [{Stage.LOAD: 1.5}, {Stage.LOAD: 2.5}]
+    assert [answers.samples[uid][0].stage_seconds for uid in "uv"] == [{LaunchStage.LOAD: 1.5}, {LaunchStage.LOAD: 2.5}]
 
 
 async def test_a_token_is_sent_and_may_be_replaced_and_one_that_is_missing_is_told_of(tmp_path: Path) -> None:

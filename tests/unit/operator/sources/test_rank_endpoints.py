@@ -13,10 +13,10 @@ import aiohttp
 import pytest
 from tests.support.factories.endpoints import pod
 
-from cost_aware_operator.adapters import ranks
-from cost_aware_operator.adapters.ranks import Ranks
-from cost_aware_operator.adapters.source import Answers
 from cost_aware_operator.api.job import JobKey
+from cost_aware_operator.sources import rank_endpoints as ranks
+from cost_aware_operator.sources.metrics_source import Answers
+from cost_aware_operator.sources.rank_endpoints import RankEndpoints
 
 Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 GOOD = b'catj_rank_step{namespace="n",job="j",attempt="1",rank="0"} 5\n'
@@ -88,7 +88,7 @@ def says(body: bytes) -> Behaviour:
 async def ends(port: int, monkeypatch: pytest.MonkeyPatch, pods: int = 1) -> dict[str, datetime]:
     monkeypatch.setattr(ranks, "AGENT_PORT", port)
     async with aiohttp.ClientSession(auto_decompress=False) as session:
-        return await Ranks(session, 4, timeout_seconds=1.0).ends([pod()] * pods)
+        return await RankEndpoints(session, 4, timeout_seconds=1.0).ends([pod()] * pods)
 
 
 async def test_only_a_few_agents_are_asked_when_others_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ async def test_an_agent_that_tells_nonsense_of_ends_is_not_believed(
 async def scrape(port: int, monkeypatch: pytest.MonkeyPatch) -> Answers:
     monkeypatch.setattr(ranks, "METRICS_PORT", port)
     async with aiohttp.ClientSession(auto_decompress=False) as session:
-        return await Ranks(session, 4, timeout_seconds=1.0).samples(JobKey("n", "j"), [pod()], 1)
+        return await RankEndpoints(session, 4, timeout_seconds=1.0).samples(JobKey("n", "j"), [pod()], 1)
 
 
 async def test_an_honest_endpoint_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

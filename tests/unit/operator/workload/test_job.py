@@ -8,8 +8,8 @@ from typing import Any
 from tests.support.factories.facts import BOOK, START, job
 
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
-from cost_aware_operator.workload.build import indexed_job, secret, service, template_hash
 from cost_aware_operator.workload.defaults import PodDefaults
+from cost_aware_operator.workload.job import indexed_job, secret, service, template_hash
 from cost_aware_operator.workload.order import carries_out, run_order
 from cost_aware_operator.workload.views import pod_view
 from cost_aware_trainer.contract import ENV_ENDS_FOLDER, ENV_POD_UID, ENV_PRELOAD, MEMORY_FOLDER, RunOrder

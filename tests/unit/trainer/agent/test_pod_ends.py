@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from cost_aware_trainer import last_words as words
+from cost_aware_trainer.agent import pod_ends as words
+from cost_aware_trainer.agent.pod_ends import KEPT_SECONDS, MOST, last_words, leave_result, leave_word
 from cost_aware_trainer.contract import (
     MAX_MESSAGE_BYTES,
     MAX_TERMINATION_BYTES,
@@ -15,7 +16,6 @@ from cost_aware_trainer.contract import (
     PodEnds,
     RunResult,
 )
-from cost_aware_trainer.last_words import KEPT_SECONDS, MOST, last_words, leave_result, leave_word
 
 
 def test_words_are_read_back_the_newest_first(tmp_path):

@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from cost_aware_trainer.processes import Tail, last_error
+from cost_aware_trainer.agent.processes import Tail, last_error
 
 VERDICT = (
     "E1121 10:00:00.000000 7 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: {}) local_rank: 0 "

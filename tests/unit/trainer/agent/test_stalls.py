@@ -3,8 +3,8 @@ import sys
 
 import pytest
 
-from cost_aware_trainer.heartbeat import PHASE_LIMITS_SECONDS, Heart
-from cost_aware_trainer.stalls import StallWatch
+from cost_aware_trainer.agent.stalls import StallWatch
+from cost_aware_trainer.contract.heartbeat import PHASE_LIMITS_SECONDS, Heart
 
 
 class Run:
@@ -12,7 +12,7 @@ class Run:
 
     def __init__(self, folder, monkeypatch, **options):
         self.now = 1000.0
-        monkeypatch.setattr("cost_aware_trainer.heartbeat.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("cost_aware_trainer.contract.heartbeat.time.monotonic", lambda: self.now)
         self.heart, self.watch = Heart(folder, 3), StallWatch(folder, "node-a", 5.0, **options)
 
     def train(self, steps, seconds, first=1):

@@ -1,7 +1,7 @@
 import pytest
 
+from cost_aware_trainer.agent.supervisor import can_follow_in_process
 from cost_aware_trainer.contract import BatchPlan, DegreesPlan, RunOrder, Sharding, StrategyPlan
-from cost_aware_trainer.supervisor import can_follow_in_process
 
 
 @pytest.fixture

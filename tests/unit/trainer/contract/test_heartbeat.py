@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cost_aware_trainer.heartbeat import Heart, Pulse, find_stall, read_pulses
+from cost_aware_trainer.contract.heartbeat import Heart, Pulse, find_stall, read_pulses
 
 
 def pulse(rank, age, phase="compute", waits=False, process=None):

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from cost_aware_trainer.results import StepsLog
+from cost_aware_trainer.contract.rank_environment import StepsLog
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 2, "loss": 0.27', "x" * 3])

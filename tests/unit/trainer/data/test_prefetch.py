@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from cost_aware_trainer.prefetch import Prefetcher
+from cost_aware_trainer.data.prefetch import Prefetcher
 
 
 @pytest.fixture

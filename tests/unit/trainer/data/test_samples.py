@@ -2,7 +2,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_aware_trainer.samples import SampleOrder, Shard, add_checksums, checksum, expected_checksum, permute
+from cost_aware_trainer.data.samples import SampleOrder, Shard, add_checksums, checksum, expected_checksum, permute
 
 
 @given(size=st.integers(1, 3000), key=st.integers(0, 2**64 - 1))

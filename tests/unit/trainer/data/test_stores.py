@@ -2,9 +2,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from cost_aware_trainer import stores
-from cost_aware_trainer.data import Corpus, DataError
-from cost_aware_trainer.stores import FolderStore, HttpStore, StoreError, local_folder, open_store
+from cost_aware_trainer.data import stores
+from cost_aware_trainer.data.stores import FolderStore, HttpStore, StoreError, local_folder, open_store
+from cost_aware_trainer.data.token_files import Corpus, DataError
 
 
 @pytest.fixture

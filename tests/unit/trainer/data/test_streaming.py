@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from cost_aware_trainer import streaming
-from cost_aware_trainer.data import Corpus, DataError
-from cost_aware_trainer.stores import ENV_CACHE, StoreError
-from cost_aware_trainer.streaming import ENV_STREAM, open_data
+from cost_aware_trainer.data import streaming
+from cost_aware_trainer.data.stores import ENV_CACHE, StoreError
+from cost_aware_trainer.data.streaming import ENV_STREAM, open_data
+from cost_aware_trainer.data.token_files import Corpus, DataError
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_data_are_copied_where_there_is_room_and_streamed_where_there_is_none(da
 
 def test_a_passing_failure_is_tried_again_and_a_lasting_one_says_what_was_asked_for(data_server, monkeypatch):
     monkeypatch.setenv(ENV_STREAM, "always")
-    monkeypatch.setattr("cost_aware_trainer.stores.FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("cost_aware_trainer.data.stores.FIRST_PAUSE_SECONDS", 0.0)
     streamed = open_data(data_server.address, 16, verify_hashes=True)
     data_server.faults["train.bin"] = [503, "cut"]
     one = np.array([5], dtype=np.uint64)

@@ -3,7 +3,7 @@ import json
 import numpy as np
 import pytest
 
-from cost_aware_trainer.data import Corpus, DataError, DataManifest, main, prepare
+from cost_aware_trainer.data.token_files import Corpus, DataError, DataManifest, main, prepare
 
 
 def test_every_byte_of_the_sources_is_in_exactly_one_part(data_folder, source_folder):

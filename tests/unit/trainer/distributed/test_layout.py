@@ -5,7 +5,7 @@ import math
 import pytest
 
 from cost_aware_trainer.contract import DegreesPlan, Schedule, Sharding, StrategyPlan
-from cost_aware_trainer.layout import Coordinates, all_stages, boxes_of, stage_layers, stages_of
+from cost_aware_trainer.distributed.layout import Coordinates, all_stages, boxes_of, stage_layers, stages_of
 from cost_aware_trainer.models.decoder import parameter_shapes
 
 LAYOUTS = [

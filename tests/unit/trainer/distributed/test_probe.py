@@ -1,6 +1,6 @@
 import pytest
 
-from cost_aware_trainer.probe import fit, pairs_between_hosts, pairs_of_hosts
+from cost_aware_trainer.distributed.probe import fit, pairs_between_hosts, pairs_of_hosts
 
 
 @pytest.mark.parametrize(

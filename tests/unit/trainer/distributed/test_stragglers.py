@@ -1,9 +1,9 @@
 import pytest
 
 from cost_aware_trainer.contract import DegreesPlan, Phase
-from cost_aware_trainer.layout import Coordinates
-from cost_aware_trainer.phases import PhaseClock
-from cost_aware_trainer.stragglers import WorkMeter, book_straggler_wait, lateness
+from cost_aware_trainer.distributed.layout import Coordinates
+from cost_aware_trainer.distributed.stragglers import WorkMeter, book_straggler_wait, lateness
+from cost_aware_trainer.telemetry.phases import PhaseClock
 
 
 class Clock(PhaseClock):

@@ -6,7 +6,7 @@ import pickle
 import pytest
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, MetadataIndex
 
-from cost_aware_trainer.checkpoint import MetadataUnpickler
+from cost_aware_trainer.state.checkpoint import MetadataUnpickler
 
 
 def read(data: bytes):

@@ -1,7 +1,7 @@
 import pytest
 
-from cost_aware_trainer.data import sha256_of_file
-from cost_aware_trainer.manifests import (
+from cost_aware_trainer.data.token_files import sha256_of_file
+from cost_aware_trainer.state.manifests import (
     CheckpointManifest,
     RunFacts,
     folder_name,

@@ -9,7 +9,7 @@ from cost_aware_trainer.contract import (
     Sharding,
     StrategyPlan,
 )
-from cost_aware_trainer.validation import InvalidRunError, check_plan
+from cost_aware_trainer.state.validation import InvalidRunError, check_plan
 
 
 @pytest.mark.parametrize(

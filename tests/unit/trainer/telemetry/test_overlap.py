@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from cost_aware_trainer.overlap import OverlapMeter, hidden_seconds
+from cost_aware_trainer.telemetry.overlap import OverlapMeter, hidden_seconds
 
 
 @pytest.mark.parametrize(
@@ -20,7 +20,7 @@ def test_what_several_sums_cover_counts_once_and_only_behind_computation(spans, 
 
 def test_a_step_s_sums_are_forgotten_with_it(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("cost_aware_trainer.overlap.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("cost_aware_trainer.telemetry.overlap.time.perf_counter", lambda: now[0])
     meter = OverlapMeter(torch.device("cpu"))
     end = meter.begin()
     now[0] = 2.0

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from cost_aware_trainer.contract import ModelPlan, Precision, Recompute, StrategyPlan
-from cost_aware_trainer.layout import Stage
-from cost_aware_trainer.tensor_parallel import TensorAxis
-from cost_aware_trainer.traffic import Traffic
+from cost_aware_trainer.distributed.layout import ModelStage
+from cost_aware_trainer.distributed.tensor_parallel import TensorAxis
+from cost_aware_trainer.telemetry.traffic import Traffic
 
 ROTARY_BASE = 10_000.0
 COMPUTE_TYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
@@ -40,10 +40,10 @@ class Shape:
         return self.model.hidden // self.model.heads
 
 
-def whole(model: ModelPlan) -> tuple[Shape, Stage]:
+def whole(model: ModelPlan) -> tuple[Shape, ModelStage]:
     """A model that one rank holds alone."""
     alone = TensorAxis(None, 0, 1, Traffic(torch.device("cpu")))
-    return Shape(model, alone), Stage(0, range(model.layers), is_first=True, is_last=True)
+    return Shape(model, alone), ModelStage(0, range(model.layers), is_first=True, is_last=True)
 
 
 def shape_of(model: ModelPlan, strategy: StrategyPlan, tensor: TensorAxis) -> Shape:
@@ -153,7 +153,7 @@ class Layer(nn.Module):
 class Decoder(nn.Module):
     """One pipeline stage of the model: from tokens if it is the first, to logits if it is the last."""
 
-    def __init__(self, shape: Shape, stage: Stage) -> None:
+    def __init__(self, shape: Shape, stage: ModelStage) -> None:
         super().__init__()
         model, rows = shape.model, shape.model.vocabulary // shape.tensor.degree
         self._shape, self._stage = shape, stage

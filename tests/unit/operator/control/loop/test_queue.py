@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from cost_aware_operator.control.queue import KeyedQueue
+from cost_aware_operator.control.loop.queue import KeyedQueue
 
 
 def make() -> KeyedQueue[str]:

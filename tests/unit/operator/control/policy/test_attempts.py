@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 from tests.support.factories.facts import BOOK, START, agent, child, facts, job, pod
 
-from cost_aware_operator.control.attempts import (
+from cost_aware_operator.control.policy.attempts import (
     FRUITLESS_LIMIT,
     Complete,
     GiveUp,
@@ -18,7 +18,7 @@ from cost_aware_operator.control.attempts import (
     Wait,
     next_step,
 )
-from cost_aware_operator.control.record import RunRecord
+from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
 from cost_aware_trainer.contract import AgentPhase, RunResult
 

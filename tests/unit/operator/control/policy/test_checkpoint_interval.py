@@ -12,11 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.factories.facts import BOOK, MEMBERS, RECORD, START, agent, child, facts, job, pod, running, sample
 
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.facts import Facts
-from cost_aware_operator.control.record import Saves
-from cost_aware_operator.control.saving import LEAST_SECONDS, MOST_SECONDS, failures_per_hour, interval_of, saves_seen
-from cost_aware_operator.costs.fault_tolerance import node_hazard
+from cost_aware_operator.control.policy.checkpoint_interval import (
+    LEAST_SECONDS,
+    MOST_SECONDS,
+    failures_per_hour,
+    interval_of,
+    saves_seen,
+)
+from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.run_record import Saves
+from cost_aware_operator.costs.tables.hazards import node_hazard
 from cost_aware_operator.ledger.ledger import LedgerState
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan, planning_key
 from cost_aware_operator.workload.order import run_order

@@ -25,8 +25,8 @@ from tests.support.factories.facts import (
 from cost_aware_operator.adjusting.changes import ChangeOutcome
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.status import ConditionType, JobState
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.decision import Decision
+from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.policy.decision import Decision
 
 
 def test_completion_is_recorded_before_pods_are_let_go() -> None:

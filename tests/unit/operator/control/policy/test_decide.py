@@ -25,10 +25,10 @@ from tests.support.factories.facts import (
 
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.status import ConditionStatus, ConditionType, JobState
-from cost_aware_operator.control.attempts import FRUITLESS_LIMIT
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.decision import Decision
-from cost_aware_operator.control.facts import MissingClaim
+from cost_aware_operator.control.policy.attempts import FRUITLESS_LIMIT
+from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.policy.decision import Decision
+from cost_aware_operator.control.reading.facts import MissingClaim
 from cost_aware_operator.ledger.ledger import Cause, LedgerState
 from cost_aware_operator.workload.views import NodeView
 from cost_aware_trainer.contract import AgentPhase

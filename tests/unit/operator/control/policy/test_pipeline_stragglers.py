@@ -8,8 +8,8 @@ import pytest
 from tests.support.factories.facts import job
 from tests.support.factories.stragglers import PLAN, named, scrapes
 
-from cost_aware_operator.control.slow import stragglers_under
-from cost_aware_operator.costs.stages import interleaved
+from cost_aware_operator.control.policy.stragglers import stragglers_under
+from cost_aware_operator.costs.models.stages import interleaved
 from cost_aware_operator.observing.stragglers import StageWorks, stragglers
 from cost_aware_trainer.contract import (
     BatchPlan,
@@ -20,7 +20,7 @@ from cost_aware_trainer.contract import (
     Schedule,
     StrategyPlan,
 )
-from cost_aware_trainer.layout import stages_of
+from cost_aware_trainer.distributed.layout import stages_of
 
 
 @pytest.mark.parametrize(

@@ -24,10 +24,10 @@ from cost_aware_operator.adjusting.situation import Action, Verdict
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.spec import AdjustPolicy, Objective
 from cost_aware_operator.api.status import ConditionType
-from cost_aware_operator.control.decide import SHORT_SECONDS, decide
-from cost_aware_operator.control.decision import Decision
-from cost_aware_operator.control.facts import Facts
-from cost_aware_operator.control.record import Pace, RunRecord
+from cost_aware_operator.control.policy.decide import SHORT_SECONDS, decide
+from cost_aware_operator.control.policy.decision import Decision
+from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.run_record import Pace, RunRecord
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
 from cost_aware_operator.workload.order import run_order
 from cost_aware_trainer.contract import AgentPhase

@@ -23,13 +23,13 @@ from cost_aware_operator.adjusting.situation import Action, SlowNode, Verdict
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.spec import AdjustPolicy, Objective
 from cost_aware_operator.api.status import ConditionType, StagesStatus
-from cost_aware_operator.control.decide import decide
+from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.observing.stragglers import median_without, stragglers
-from cost_aware_operator.workload.build import indexed_job, template_hash
 from cost_aware_operator.workload.defaults import PodDefaults
+from cost_aware_operator.workload.job import indexed_job, template_hash
 from cost_aware_operator.workload.placement import could_take
 from cost_aware_operator.workload.views import NodeView, Taint
-from cost_aware_trainer.contract import AgentPhase, Stage
+from cost_aware_trainer.contract import AgentPhase, LaunchStage
 
 
 def test_a_rank_that_takes_longer_than_its_peers_is_named_with_its_slowdown() -> None:
@@ -239,7 +239,7 @@ def test_pods_save_and_end_before_new_ones_are_made_and_each_stage_may_be_repeat
     assert decision.record.fruitless == 0
     seen = scrapes([[0.4, 0.4]] * 2, 2)
     running = {f"new-{i}": agent(i, AgentPhase.RUNNING, 2) for i in range(2)}
-    stages = [{Stage.RELAUNCH: 2.0, Stage.LOAD: 0.25}, {Stage.RELAUNCH: 3.0}]
+    stages = [{LaunchStage.RELAUNCH: 2.0, LaunchStage.LOAD: 0.25}, {LaunchStage.RELAUNCH: 3.0}]
     samples = {f"new-{i}": (replace(seen[-1].ranks[i], stage_seconds=stages[i]),) for i in range(2)}
     given, decision = step(given, decision, agents=running, samples=samples, scrapes=seen)
     assert decision.record.changes[-1].downtime_seconds is not None

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 from tests.support.factories.facts import BOOK, START, agent, child, facts, job, pod
 from tests.support.factories.samples import sample as plain
 
-from cost_aware_operator.adapters.source import Answers
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.status import ConditionStatus, ConditionType
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.facts import Facts, Unheard
-from cost_aware_operator.control.heard import believed
-from cost_aware_operator.control.record import RunRecord
+from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.reading.believable import believed
+from cost_aware_operator.control.reading.facts import Facts, Unheard
+from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.observing.samples import RankSample, Scrape, ScrapeError, parse_rank
 from cost_aware_operator.observing.validity import Limits, why_refused
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
+from cost_aware_operator.sources.metrics_source import Answers
 from cost_aware_operator.workload.order import run_order
 from cost_aware_trainer.contract import AgentPhase, Phase
 

@@ -10,13 +10,13 @@ from tests.support.factories.adjusting import PIPELINE, change
 from tests.support.factories.facts import pod, sample
 from tests.support.factories.gathering import GIVEN, Api, Clock, Source, gatherer
 
-from cost_aware_operator.adapters.source import Answers
 from cost_aware_operator.adjusting.changes import Kind
-from cost_aware_operator.control.gather import NODE_SECONDS, OWN_NODE_SECONDS, CachedNodes
-from cost_aware_operator.control.heard import left_result
-from cost_aware_operator.control.memory import Memory
-from cost_aware_operator.control.record import RunRecord
+from cost_aware_operator.control.reading.believable import left_result
+from cost_aware_operator.control.reading.gather import NODE_SECONDS, OWN_NODE_SECONDS, CachedNodes
+from cost_aware_operator.control.reading.memory import Memory
+from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.observing.samples import RankSample
+from cost_aware_operator.sources.metrics_source import Answers
 from cost_aware_operator.workload.views import NodeView
 from cost_aware_trainer.contract import AgentPhase, RunResult
 

@@ -9,8 +9,8 @@ import pytest
 from tests.support.factories.facts import BOOK, job, publish, running, sample
 
 from cost_aware_operator.app.telemetry import Telemetry
-from cost_aware_operator.control.decide import decide
-from cost_aware_operator.control.facts import Facts
+from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.observing.samples import Scrape
 from cost_aware_operator.planning.plan import Plan, PlanInput, Predicted, make_plan
 from cost_aware_operator.workload.views import NodeView

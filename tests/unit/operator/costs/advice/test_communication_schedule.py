@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cost_aware_operator.costs.advice.communication_schedule import CommunicationScheduler, LayerGradients
+from cost_aware_operator.costs.advice.data_parallel import exposed_seconds
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.communication import Fabric, Link
-from cost_aware_operator.costs.communication_schedule import CommunicationScheduler, LayerGradients
-from cost_aware_operator.costs.data_parallel import exposed_seconds
+from cost_aware_operator.costs.models.communication import Fabric, Link
 
 LAYERS = st.lists(st.builds(LayerGradients, st.floats(0, 10), st.integers(0, 10**9)), min_size=1, max_size=7)
 

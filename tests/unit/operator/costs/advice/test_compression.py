@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost_aware_operator.costs.advice.compression import Compression, GradientCompressor
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.communication import Fabric, Group, Link
-from cost_aware_operator.costs.compression import Compression, GradientCompressor
-from cost_aware_operator.costs.hardware import accelerator
+from cost_aware_operator.costs.models.communication import Fabric, Group, Link
+from cost_aware_operator.costs.tables.hardware import accelerator
 
 A100 = accelerator("A100-SXM-80GB")
 COMPRESSOR = GradientCompressor(A100)

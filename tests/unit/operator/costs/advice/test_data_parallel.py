@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost_aware_operator.costs.advice.data_parallel import DataParallelCostAnalyzer, exposed_seconds
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.communication import Fabric, Link
-from cost_aware_operator.costs.data_parallel import DataParallelCostAnalyzer, exposed_seconds
-from cost_aware_operator.costs.hardware import Precision, accelerator
-from cost_aware_operator.costs.layout import Layout, Recompute, Sharding
-from cost_aware_operator.costs.model_parallel import DecoderShape
-from cost_aware_operator.costs.predict import Machine
+from cost_aware_operator.costs.models.communication import Fabric, Link
+from cost_aware_operator.costs.models.layout import Layout, Recompute, StateSharding
+from cost_aware_operator.costs.models.model_parallel import DecoderShape
+from cost_aware_operator.costs.models.predict import Machine
+from cost_aware_operator.costs.tables.hardware import NumberFormat, accelerator
 
 ANALYZER = DataParallelCostAnalyzer()
 ANY = st.one_of(st.floats(), st.integers(), st.booleans())
@@ -43,7 +43,7 @@ def test_its_efficiencies_give_other_hours(nodes: int, efficiency: float, hours:
 
 def test_predicted_efficiency_falls_as_nodes_are_added() -> None:
     shape = DecoderShape(24, 2048, 16, 16, 8192, 2048, 50304, gated_mlp=False, tied_embeddings=True)
-    layout = Layout(1, 1, 1, 1, Sharding.ZERO1, 1, Recompute.NONE, 2, 512, Precision.BF16)
+    layout = Layout(1, 1, 1, 1, StateSharding.ZERO1, 1, Recompute.NONE, 2, 512, NumberFormat.BF16)
     machine = Machine(accelerator("A100-SXM-40GB"), 8, 300, 100)
     costs = ANALYZER.predicted(shape, machine, layout, (8, 16, 32, 64), 1000, 21.957642)
     assert [c.nodes for c in costs] == [1, 2, 4, 8]
@@ -77,9 +77,9 @@ def test_the_closed_form_is_what_a_stream_of_buckets_does(c: float, n: int, wind
     assert exposed_seconds(c, n, window) == pytest.approx(end - window, rel=1e-6, abs=1e-9)
 
 
-@given(st.floats(1, 1e12), st.floats(0, 100), st.integers(1, 512), st.floats(1, 100), st.sampled_from(Sharding))
+@given(st.floats(1, 1e12), st.floats(0, 100), st.integers(1, 512), st.floats(1, 100), st.sampled_from(StateSharding))
 def test_more_bandwidth_or_more_backward_never_exposes_more(
-    size: float, window: float, ranks: int, factor: float, sharding: Sharding
+    size: float, window: float, ranks: int, factor: float, sharding: StateSharding
 ) -> None:
     def exposed(network: float, seconds: float) -> float:
         return ANALYZER.synchronisation(fabric(network).group(ranks), size, seconds, sharding=sharding).exposed

@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cost_aware_operator.costs.advice.fault_tolerance import FaultToleranceAnalyzer
+from cost_aware_operator.costs.advice.survival import Run, Strategy, StrategyCost
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.fault_tolerance import FaultToleranceAnalyzer, node_hazard
-from cost_aware_operator.costs.goodput import expected_goodput, optimal_interval
-from cost_aware_operator.costs.survival import Run, Strategy, StrategyCost
+from cost_aware_operator.costs.models.goodput import expected_goodput, optimal_interval
+from cost_aware_operator.costs.tables.hazards import node_hazard
 
 ANALYZER = FaultToleranceAnalyzer()
 RUN = Run(

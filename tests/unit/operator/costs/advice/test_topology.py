@@ -8,9 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.communication import Fabric, Level, Link
-from cost_aware_operator.costs.topology import (
+from cost_aware_operator.costs.advice.topology import (
     Algorithm,
     AxisTraffic,
     Collective,
@@ -18,6 +16,8 @@ from cost_aware_operator.costs.topology import (
     Topology,
     Zone,
 )
+from cost_aware_operator.costs.checks import AnalysisError
+from cost_aware_operator.costs.models.communication import Fabric, Level, Link
 
 OPTIMIZER = NetworkTopologyOptimizer()
 LINK = Link(12.5e9, 20e-6)

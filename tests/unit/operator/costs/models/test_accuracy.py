@@ -13,10 +13,10 @@ from bench.accuracy import scoring as accuracy
 from bench.accuracy.measured import DATA, rows
 from bench.accuracy.scoring import Ranking, Scored, percent
 
-from cost_aware_operator.costs.calibrate import KNOBS, calibrate, value
-from cost_aware_operator.costs.compute import Parameters
-from cost_aware_operator.costs.parameters import FITTED
-from cost_aware_operator.costs.predict import predict
+from cost_aware_operator.costs.models.calibrate import KNOBS, calibrate, value
+from cost_aware_operator.costs.models.compute import Parameters
+from cost_aware_operator.costs.models.parameters import FITTED
+from cost_aware_operator.costs.models.predict import predict
 
 MISSED_SOURCES = {
     "huggingface nanotron": "measured 42.4 %: unfused kernels at 10 to 30 % of peak on a small model; the layout ranking holds",

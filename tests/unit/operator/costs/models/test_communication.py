@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_aware_operator.costs.communication import Fabric, Group, Level, Link
+from cost_aware_operator.costs.models.communication import Fabric, Group, Level, Link
 
 LINK = Link(100e9, 10e-6)
 FABRIC = Fabric(8, Link(240e9, 5e-6), Link(200e9, 20e-6), Link(5e9, 500e-6), nodes_per_zone=4)

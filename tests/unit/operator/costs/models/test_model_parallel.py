@@ -9,25 +9,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_aware_operator.costs.compute import model_flops
-from cost_aware_operator.costs.hardware import Generation, Precision
-from cost_aware_operator.costs.layout import Layout, Practice, Recompute, Sharding
-from cost_aware_operator.costs.model_parallel import (
+from cost_aware_operator.costs.models.compute import model_flops
+from cost_aware_operator.costs.models.layout import Layout, Practice, Recompute, StateSharding
+from cost_aware_operator.costs.models.model_parallel import (
     GIB,
     DecoderShape,
     ModelParallelCostAnalyzer,
     activation_elements,
 )
-from cost_aware_operator.costs.stages import spread
+from cost_aware_operator.costs.models.stages import spread
+from cost_aware_operator.costs.tables.hardware import AcceleratorGeneration, NumberFormat
 
 ANALYZER = ModelParallelCostAnalyzer()
 GPT = DecoderShape(96, 12288, 96, 96, 4 * 12288, 2048, 51200, gated_mlp=False, tied_embeddings=True)
 LLAMA_8B = DecoderShape(32, 4096, 32, 8, 14336, 8192, 128256)
-LAYOUT = Layout(1, 1, 1, 1, Sharding.DDP, 1, Recompute.NONE, 1, 64, Precision.FP16)
+LAYOUT = Layout(1, 1, 1, 1, StateSharding.DDP, 1, Recompute.NONE, 1, 64, NumberFormat.FP16)
 
 
 def practice(layout: Layout, shape: DecoderShape = GPT) -> Practice:
-    return Practice.of(layout, Generation.AMPERE, gated_mlp=shape.gated_mlp)
+    return Practice.of(layout, AcceleratorGeneration.AMPERE, gated_mlp=shape.gated_mlp)
 
 
 def states_gib(layout: Layout) -> float:
@@ -52,7 +52,7 @@ def test_model_flops_are_those_of_narayanan_et_al() -> None:
 )
 def test_states_shrink_as_zero_says(sharding: str, bytes_a_weight: float) -> None:
     """Rajbhandari et al. 2020, figure 1; their ZeRO-3 gathers by tensor, and holds two of the largest beside its share."""
-    layout = replace(LAYOUT, data=64, sharding=Sharding(sharding))
+    layout = replace(LAYOUT, data=64, sharding=StateSharding(sharding))
     expected = bytes_a_weight * GPT.parameters
     if sharding == "zero3":
         expected += 2 * 2 * GPT.hidden * GPT.ffn + 2 * GPT.hidden * GPT.ffn
@@ -60,7 +60,7 @@ def test_states_shrink_as_zero_says(sharding: str, bytes_a_weight: float) -> Non
 
 
 def test_fsdp_holds_two_layers_gathered_beside_its_share() -> None:
-    layout = replace(LAYOUT, data=64, sharding=Sharding.ZERO3, precision=Precision.BF16)
+    layout = replace(LAYOUT, data=64, sharding=StateSharding.ZERO3, precision=NumberFormat.BF16)
     expected = 16 / 64 * GPT.parameters + 2 * 2 * GPT.layer_parameters + 4 * GPT.layer_parameters
     assert states_gib(layout) == pytest.approx(expected / GIB, rel=0.001)
 
@@ -72,10 +72,10 @@ def test_activations_are_near_korthikanti_s_34_bytes_with_sequence_parallelism()
 
 
 def test_recompute_trades_activations_for_time() -> None:
-    for precision in (Precision.FP16, Precision.BF16):
+    for precision in (NumberFormat.FP16, NumberFormat.BF16):
         found = []
         for recompute in Recompute:
-            layout = replace(LAYOUT, recompute=recompute, precision=precision, sharding=Sharding.ZERO3, data=8)
+            layout = replace(LAYOUT, recompute=recompute, precision=precision, sharding=StateSharding.ZERO3, data=8)
             found.append(ANALYZER.memory_of_rank(LLAMA_8B, layout, practice(layout, LLAMA_8B)).activations)
         assert found[0] > found[1] > found[2]
 

@@ -6,16 +6,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_aware_operator.costs.pipeline import PipelineParallelCostAnalyzer, Schedule, StageRuns, StageSeconds
+from cost_aware_operator.costs.models.pipeline import (
+    PipelineParallelCostAnalyzer,
+    PipelineSchedule,
+    StageRuns,
+    StageSeconds,
+)
 
 ANALYZER = PipelineParallelCostAnalyzer()
 
 
-def orders(stages: int, micro_batches: int, schedule: Schedule) -> list[list[tuple[str, int]]]:
+def orders(stages: int, micro_batches: int, schedule: PipelineSchedule) -> list[list[tuple[str, int]]]:
     """What each stage computes, in order."""
     found = []
     for stage in range(stages):
-        ahead = micro_batches if schedule is Schedule.GPIPE else min(stages - stage, micro_batches)
+        ahead = micro_batches if schedule is PipelineSchedule.GPIPE else min(stages - stage, micro_batches)
         order = [("F", i) for i in range(ahead)]
         for i in range(micro_batches):
             order.append(("B", i))
@@ -25,7 +30,7 @@ def orders(stages: int, micro_batches: int, schedule: Schedule) -> list[list[tup
     return found
 
 
-def simulate(seconds: list[StageSeconds], micro_batches: int, schedule: Schedule) -> tuple[float, list[int]]:
+def simulate(seconds: list[StageSeconds], micro_batches: int, schedule: PipelineSchedule) -> tuple[float, list[int]]:
     """End of the step and the most micro-batches alive on each stage, by running every stage's order under its dependencies."""
     stages = len(seconds)
     done: dict[tuple[str, int, int], float] = {}
@@ -48,10 +53,10 @@ def simulate(seconds: list[StageSeconds], micro_batches: int, schedule: Schedule
     return max(clock), most
 
 
-@pytest.mark.parametrize("schedule", [Schedule.GPIPE, Schedule.ONE_F_ONE_B])
+@pytest.mark.parametrize("schedule", [PipelineSchedule.GPIPE, PipelineSchedule.ONE_F_ONE_B])
 @given(stages=st.integers(1, 8), micro_batches=st.integers(1, 24))
 def test_equal_stages_take_what_the_simulated_schedule_takes(
-    schedule: Schedule, stages: int, micro_batches: int
+    schedule: PipelineSchedule, stages: int, micro_batches: int
 ) -> None:
     each = [StageSeconds(1.0, 2.0)] * stages
     end, alive = simulate(each, micro_batches, schedule)
@@ -65,30 +70,32 @@ def test_equal_stages_take_what_the_simulated_schedule_takes(
 @given(work=st.lists(st.floats(0.5, 2.0), min_size=2, max_size=6), micro_batches=st.integers(1, 24))
 def test_uneven_stages_come_close_to_the_simulated_schedule_from_below(work: list[float], micro_batches: int) -> None:
     each = [StageSeconds(w, 2 * w) for w in work]
-    end, _ = simulate(each, micro_batches, Schedule.ONE_F_ONE_B)
-    found = ANALYZER.step(each, micro_batches, Schedule.ONE_F_ONE_B).total
+    end, _ = simulate(each, micro_batches, PipelineSchedule.ONE_F_ONE_B)
+    found = ANALYZER.step(each, micro_batches, PipelineSchedule.ONE_F_ONE_B).total
     assert found <= end * (1 + 1e-9)
     assert end <= 1.25 * found
 
 
 def test_interleaving_divides_the_bubble_and_costs_memory() -> None:
     each = [StageSeconds(1.0, 2.0)] * 8
-    plain = ANALYZER.step(each, 16, Schedule.ONE_F_ONE_B)
-    interleaved = ANALYZER.step(each, 16, Schedule.INTERLEAVED, 4)
+    plain = ANALYZER.step(each, 16, PipelineSchedule.ONE_F_ONE_B)
+    interleaved = ANALYZER.step(each, 16, PipelineSchedule.INTERLEAVED, 4)
     assert interleaved.bubble == pytest.approx(plain.bubble / 4)
     # Korthikanti et al. 2022, section 4.2.3: (1 + (p-1)/(p v)) L layers on the first stage
-    assert ANALYZER.live_micro_batches(0, 8, 64, Schedule.INTERLEAVED, 4) == pytest.approx(8 * (1 + 7 / (8 * 4)))
+    assert ANALYZER.live_micro_batches(0, 8, 64, PipelineSchedule.INTERLEAVED, 4) == pytest.approx(
+        8 * (1 + 7 / (8 * 4))
+    )
 
 
 def test_zero_bubble_fills_the_bubble_with_weight_gradients() -> None:
     each = [StageSeconds(1.0, 2.0, weight=1.0)] * 4
-    assert ANALYZER.step(each, 8, Schedule.ZERO_BUBBLE).bubble == pytest.approx(3 * (1.0 + 1.0 - 1.0))
+    assert ANALYZER.step(each, 8, PipelineSchedule.ZERO_BUBBLE).bubble == pytest.approx(3 * (1.0 + 1.0 - 1.0))
 
 
 @pytest.mark.parametrize(("stages", "micro_batches", "interleave"), [(0, 1, 1), (1, 0, 1), (1, 1, 0)])
 def test_an_empty_pipeline_is_refused(stages: int, micro_batches: int, interleave: int) -> None:
     with pytest.raises(ValueError, match="a pipeline needs"):
-        ANALYZER.step([StageSeconds(1, 1)] * stages, micro_batches, Schedule.GPIPE, interleave)
+        ANALYZER.step([StageSeconds(1, 1)] * stages, micro_batches, PipelineSchedule.GPIPE, interleave)
 
 
 @given(
@@ -96,11 +103,11 @@ def test_an_empty_pipeline_is_refused(stages: int, micro_batches: int, interleav
     high=st.integers(1, 4),
     head=st.floats(0, 5),
     micro_batches=st.integers(1, 30),
-    schedule=st.sampled_from(Schedule),
+    schedule=st.sampled_from(PipelineSchedule),
     chunks=st.integers(1, 4),
 )
 def test_stages_in_runs_take_what_the_same_stages_take_one_by_one(
-    counts: tuple[int, int], high: int, head: float, micro_batches: int, schedule: Schedule, chunks: int
+    counts: tuple[int, int], high: int, head: float, micro_batches: int, schedule: PipelineSchedule, chunks: int
 ) -> None:
     stages, highs = counts[0], min(counts[1], counts[0] - 1)
     layers = [high + 1.0] * highs + [float(high)] * (stages - 1 - highs) + [high + head]

@@ -13,8 +13,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cost_aware_operator.cli.main import main
-from cost_aware_operator.costs.fields import LIMITS, MOST, RequestError
-from cost_aware_operator.costs.request import HARDWARE, LAYOUT, MODEL, answer
+from cost_aware_operator.costs.request.fields import LIMITS, MOST, RequestError
+from cost_aware_operator.costs.request.questions import HARDWARE, LAYOUT, MODEL, answer
 
 ENTRY: dict[str, Any] = {
     "model": {

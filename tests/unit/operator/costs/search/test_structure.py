@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.hardware import Precision, accelerator
-from cost_aware_operator.costs.layout import Layout, Recompute, Sharding
-from cost_aware_operator.costs.model_parallel import DecoderShape
-from cost_aware_operator.costs.predict import Machine, predict
-from cost_aware_operator.costs.structure import Terms, structure
+from cost_aware_operator.costs.models.layout import Layout, Recompute, StateSharding
+from cost_aware_operator.costs.models.model_parallel import DecoderShape
+from cost_aware_operator.costs.models.predict import Machine, predict
+from cost_aware_operator.costs.search.structure import Terms, structure
+from cost_aware_operator.costs.tables.hardware import NumberFormat, accelerator
 
 SHAPE = DecoderShape(24, 2048, 16, 16, 8192, 2048, 50304, gated_mlp=False, tied_embeddings=True)
-LAYOUT = Layout(16, 2, 1, 1, Sharding.ZERO1, 1, Recompute.NONE, 2, 512, Precision.BF16)
+LAYOUT = Layout(16, 2, 1, 1, StateSharding.ZERO1, 1, Recompute.NONE, 2, 512, NumberFormat.BF16)
 MACHINE = Machine(accelerator("A100-SXM-40GB"), 8, 300, 100)
 PREDICTION = predict(SHAPE, MACHINE, LAYOUT)
 TERMS = Terms(

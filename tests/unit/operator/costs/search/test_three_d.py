@@ -13,26 +13,26 @@ from hypothesis import strategies as st
 
 from cost_aware_operator.api.spec import Objective
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.combinations import Bounds, Offer, Work
-from cost_aware_operator.costs.hardware import Precision, accelerator
-from cost_aware_operator.costs.layout import Layout, Recompute, Sharding
-from cost_aware_operator.costs.model_parallel import DecoderShape
-from cost_aware_operator.costs.pipeline import Schedule
-from cost_aware_operator.costs.predict import Machine, memory_of_ranks, predict, usable_gib
-from cost_aware_operator.costs.three_d import Need, ThreeDParallelCostAnalyzer, goodput_of
+from cost_aware_operator.costs.models.layout import Layout, Recompute, StateSharding
+from cost_aware_operator.costs.models.model_parallel import DecoderShape
+from cost_aware_operator.costs.models.pipeline import PipelineSchedule
+from cost_aware_operator.costs.models.predict import Machine, memory_of_ranks, predict, usable_gib
+from cost_aware_operator.costs.search.combinations import Bounds, Offer, Work
+from cost_aware_operator.costs.search.three_d import Need, ThreeDParallelCostAnalyzer, goodput_of
+from cost_aware_operator.costs.tables.hardware import NumberFormat, accelerator
 
 ANALYZER = ThreeDParallelCostAnalyzer()
 LLAMA_8B = DecoderShape(32, 4096, 32, 8, 14336, 8192, 128256)
 
 
 def offer(
-    gpu: str = "H100-SXM-80GB", usd: float = 55.04, gpus: int = 8, precision: Precision = Precision.BF16
+    gpu: str = "H100-SXM-80GB", usd: float = 55.04, gpus: int = 8, precision: NumberFormat = NumberFormat.BF16
 ) -> Offer:
     one = accelerator(gpu)
     return Offer(gpu, Machine(one, gpus, one.link_gbytes_per_s, one.network_gbit_per_s), usd, precision)
 
 
-def every_layout(work: Work, machine: Machine, bounds: Bounds, precision: Precision) -> list[Layout]:
+def every_layout(work: Work, machine: Machine, bounds: Bounds, precision: NumberFormat) -> list[Layout]:
     """All that may be tried, by the simplest loops there are."""
     shape, found = work.shape, []
     degrees = range(1, bounds.nodes_max * machine.gpus_per_node + 1)
@@ -50,12 +50,12 @@ def every_layout(work: Work, machine: Machine, bounds: Bounds, precision: Precis
                 for v in range(1, shape.layers + 1)
                 if v == 1 or (pipeline > 1 and shape.layers % (pipeline * v) == 0 and share // micro % pipeline == 0)
             ]
-            for v, sharding, recompute in product(chunks, Sharding, Recompute):
-                if data == 1 and sharding is not Sharding.DDP:
+            for v, sharding, recompute in product(chunks, StateSharding, Recompute):
+                if data == 1 and sharding is not StateSharding.DDP:
                     continue
-                schedules = [Schedule.ONE_F_ONE_B]
+                schedules = [PipelineSchedule.ONE_F_ONE_B]
                 if pipeline > 1 and v == 1:
-                    schedules += [Schedule.GPIPE, Schedule.ZERO_BUBBLE]
+                    schedules += [PipelineSchedule.GPIPE, PipelineSchedule.ZERO_BUBBLE]
                 found += [
                     Layout(
                         data, tensor, pipeline, 1, sharding, v, recompute, micro, work.global_batch, precision, schedule
@@ -83,7 +83,9 @@ SMALL = st.builds(
     batch=st.sampled_from([1, 4, 6, 12]),
     gpus=st.sampled_from([1, 2]),
     nodes=st.integers(1, 3),
-    gpu=st.sampled_from([("H100-SXM-80GB", Precision.BF16), ("A100-SXM-40GB", Precision.BF16), ("V100-SXM2-16GB", Precision.FP16)]),
+    gpu=st.sampled_from(
+        [("H100-SXM-80GB", NumberFormat.BF16), ("A100-SXM-40GB", NumberFormat.BF16), ("V100-SXM2-16GB", NumberFormat.FP16)]
+    ),
     memory_gib=st.sampled_from([1.4, 1.6, 80.0]),
     objective=st.sampled_from(Objective),
 )  # fmt: skip
@@ -92,7 +94,7 @@ def test_nothing_better_than_what_is_found_exists(
     batch: int,
     gpus: int,
     nodes: int,
-    gpu: tuple[str, Precision],
+    gpu: tuple[str, NumberFormat],
     memory_gib: float,
     objective: Objective,
 ) -> None:
@@ -152,8 +154,8 @@ def test_better_or_cheaper_hardware_never_costs_more(part: str, factor: float, n
 
 def test_every_bound_is_kept() -> None:
     bounds = Bounds(
-        2, 4, data=(2, 4, 8), tensor=(1, 2, 4), pipeline=(2, 4), micro_batch=(1, 2), shardings=(Sharding.ZERO1,),
-        recomputes=(Recompute.FULL,), schedules=(Schedule.INTERLEAVED,), max_hourly_usd=180.0, deadline_seconds=300_000,
+        2, 4, data=(2, 4, 8), tensor=(1, 2, 4), pipeline=(2, 4), micro_batch=(1, 2), shardings=(StateSharding.ZERO1,),
+        recomputes=(Recompute.FULL,), schedules=(PipelineSchedule.INTERLEAVED,), max_hourly_usd=180.0, deadline_seconds=300_000,
     )  # fmt: skip
     ranking = ANALYZER.search(Work(LLAMA_8B, 64, 1000), [offer()], bounds)
     assert len(ranking.columns) > 0
@@ -163,7 +165,7 @@ def test_every_bound_is_kept() -> None:
         assert layout.tensor in bounds.tensor
         assert layout.pipeline in bounds.pipeline
         assert layout.micro_batch in bounds.micro_batch
-        assert layout.sharding is Sharding.ZERO1
+        assert layout.sharding is StateSharding.ZERO1
         assert layout.recompute is Recompute.FULL
         assert layout.interleave > 1
         assert 2 <= ranking.columns.nodes[row] <= 3

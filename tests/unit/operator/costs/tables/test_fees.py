@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from cost_aware_operator.costs.fees import between_zones, fee, read
-from cost_aware_operator.costs.prices import USD_PER_GB_BETWEEN_ZONES, PriceError
-from cost_aware_operator.costs.structure import Terms, at_list_prices
+from cost_aware_operator.costs.search.structure import Terms, at_list_prices
+from cost_aware_operator.costs.tables.fees import between_zones, fee, read
+from cost_aware_operator.costs.tables.prices import USD_PER_GB_BETWEEN_ZONES, PriceError
 
 ROW = {"provider": "aws", "fee": "gp3", "usd": "0.08", "unit": "GiB-month", "as_of": "2025-06-01", "source": "a page"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cost_aware_operator.costs.hardware import HardwareError, Precision, accelerator, accelerators, read
+from cost_aware_operator.costs.tables.hardware import HardwareError, NumberFormat, accelerator, accelerators, read
 
 NAMES = (
     "V100-SXM2-16GB", "V100-SXM2-32GB", "A100-SXM-40GB", "A100-SXM-80GB", "H100-SXM-80GB", "H100-SXM-96GB", "H200-SXM-141GB",
@@ -32,15 +32,15 @@ def test_every_row_is_dated_sourced_and_of_its_memory(name: str) -> None:
 
 def test_peaks_are_dense() -> None:
     """Data sheets print twice these, with structured sparsity."""
-    assert accelerator("H100-SXM-80GB").peak(Precision.BF16) == 989
-    assert accelerator("A100-SXM-80GB").peak(Precision.BF16) == 312
+    assert accelerator("H100-SXM-80GB").peak(NumberFormat.BF16) == 989
+    assert accelerator("A100-SXM-80GB").peak(NumberFormat.BF16) == 312
 
 
 def test_a_precision_without_hardware_names_the_row_and_what_it_has() -> None:
     with pytest.raises(
         HardwareError, match=r"V100-SXM2-16GB has no peak for bf16: write precision as one of fp16, fp32"
     ):
-        accelerator("V100-SXM2-16GB").peak(Precision.BF16)
+        accelerator("V100-SXM2-16GB").peak(NumberFormat.BF16)
 
 
 def test_an_unknown_name_names_the_nearest() -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cost_aware_operator.costs.price_files import load_prices, parse_prices
-from cost_aware_operator.costs.prices import PriceBook, PriceError
+from cost_aware_operator.costs.tables.price_files import load_prices, parse_prices
+from cost_aware_operator.costs.tables.prices import PriceBook, PriceError
 
 SKYPILOT = (
     "InstanceType,AcceleratorName,AcceleratorCount,vCPUs,MemoryGiB,Price,SpotPrice,Region,AvailabilityZone,GpuInfo\n"

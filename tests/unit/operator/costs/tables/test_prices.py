@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cost_aware_operator.api.units import quantity
-from cost_aware_operator.costs.prices import PriceError, shipped
+from cost_aware_operator.costs.tables.prices import PriceError, shipped
 
 BOOK = shipped()
 

@@ -15,10 +15,11 @@ from aiohttp.test_utils import TestServer
 from kubernetes.aio import client
 from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRecord
 
-from cost_aware_operator.adapters import lease as lease_module
-from cost_aware_operator.adapters.kubernetes import ApiError, Cluster, ConflictError, default_namespace
-from cost_aware_operator.adapters.lease import Lease
 from cost_aware_operator.api.job import JobKey
+from cost_aware_operator.engines.cluster import ApiError, ConflictError
+from cost_aware_operator.engines.kubernetes import lease as lease_module
+from cost_aware_operator.engines.kubernetes.client import KubernetesCluster, default_namespace
+from cost_aware_operator.engines.kubernetes.lease import Lease
 
 KEY = JobKey("team", "gpt")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -65,32 +66,32 @@ async def hanging_up(request: web.Request) -> web.StreamResponse:
 async def test_an_answer_that_is_not_json_is_an_api_error_that_shows_it(status: int) -> None:
     async with api_of(saying("<html>the proxy is full</html>", status, "text/html")) as api:
         with pytest.raises(ApiError, match="the proxy is full") as raised:
-            await Cluster(api).training_job(KEY)
+            await KubernetesCluster(api).training_job(KEY)
     assert raised.value.status == status
 
 
 async def test_a_refused_connection_is_an_api_error() -> None:
     async with api_refused() as api:
         with pytest.raises(ApiError, match="cannot be reached") as raised:
-            await Cluster(api).training_job(KEY)
+            await KubernetesCluster(api).training_job(KEY)
     assert raised.value.status == 0
 
 
 async def test_a_connection_that_is_cut_is_an_api_error() -> None:
     async with api_of(hanging_up) as api:
         with pytest.raises(ApiError, match="cannot be reached"):
-            await Cluster(api).training_job(KEY)
+            await KubernetesCluster(api).training_job(KEY)
 
 
 async def test_a_conflict_and_a_missing_object_are_told_apart_from_other_refusals() -> None:
     async with api_of(saying('{"message": "somebody was first"}', 409)) as api:
         with pytest.raises(ConflictError, match="somebody was first"):
-            await Cluster(api).training_job(KEY)
+            await KubernetesCluster(api).training_job(KEY)
     async with api_of(saying('{"message": "none"}', 404)) as api:
-        assert await Cluster(api).training_job(KEY) is None
+        assert await KubernetesCluster(api).training_job(KEY) is None
     async with api_of(saying('{"message": "not yours"}', 403)) as api:
         with pytest.raises(ApiError, match="not yours"):
-            await Cluster(api).training_job(KEY)
+            await KubernetesCluster(api).training_job(KEY)
 
 
 async def test_a_refused_connection_is_one_failed_try_for_the_lease_and_not_the_elector_s_end() -> None:
@@ -161,7 +162,7 @@ async def test_an_eviction_names_the_pod_that_is_meant_and_may_be_refused_for_no
         return web.json_response({"message": "no"}, status=status)
 
     async with api_of(handler) as api:
-        await Cluster(api).evict("team", "gpt-1-a", "pod-1")
+        await KubernetesCluster(api).evict("team", "gpt-1-a", "pod-1")
     ((path, body),) = asked
     assert path == "/api/v1/namespaces/team/pods/gpt-1-a/eviction"
     assert body["deleteOptions"] == {"preconditions": {"uid": "pod-1"}}
@@ -170,7 +171,7 @@ async def test_an_eviction_names_the_pod_that_is_meant_and_may_be_refused_for_no
 async def test_an_eviction_without_permission_is_an_error() -> None:
     async with api_of(saying('{"message": "forbidden"}', 403)) as api:
         with pytest.raises(ApiError, match="403"):
-            await Cluster(api).evict("team", "gpt-1-a", "pod-1")
+            await KubernetesCluster(api).evict("team", "gpt-1-a", "pod-1")
 
 
 async def test_nodes_that_may_not_be_listed_are_unknown_and_types_are_asked_for() -> None:
@@ -181,7 +182,7 @@ async def test_nodes_that_may_not_be_listed_are_unknown_and_types_are_asked_for(
         return web.json_response({"items": [{"metadata": {"name": "n"}}]})
 
     async with api_of(handler) as api:
-        assert await Cluster(api).nodes(["a", "b"]) == [{"metadata": {"name": "n"}}]
+        assert await KubernetesCluster(api).nodes(["a", "b"]) == [{"metadata": {"name": "n"}}]
     assert asked == ["node.kubernetes.io/instance-type in (a,b)"]
     async with api_of(saying("{}", 403)) as api:
-        assert await Cluster(api).nodes([]) is None
+        assert await KubernetesCluster(api).nodes([]) is None

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from cost_aware_trainer.quantisation import SCALE_BYTES, BlockCodec
+from cost_aware_trainer.distributed.compression.quantisation import SCALE_BYTES, BlockCodec
 
 
 @pytest.fixture(params=[8, 4])

@@ -3,8 +3,8 @@ import dataclasses
 import pytest
 
 from cost_aware_trainer.contract import Compression, DegreesPlan, Redundancy, Sharding, StrategyPlan
-from cost_aware_trainer.manifests import RunFacts
-from cost_aware_trainer.redundancy import can_rebuild, groups_of, layout_key
+from cost_aware_trainer.state.manifests import RunFacts
+from cost_aware_trainer.state.memory.tier import can_rebuild, groups_of, layout_key
 
 
 @pytest.mark.parametrize(("nodes", "per_node"), [(2, 1), (3, 4), (8, 2), (17, 1), (64, 8)])

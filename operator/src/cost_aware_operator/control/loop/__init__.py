@@ -1,0 +1,1 @@
+"""The loop: a keyed queue, its workers, and one reconcile."""

@@ -1,0 +1,223 @@
+"""`reconcile(key)`: gather the facts, decide, save the record, act, write the status once, then post events.
+
+Level-based and safe to repeat. A leader that lost its Lease is stopped by the save, before it has touched anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from cost_aware_operator.api import KIND, MANAGER
+from cost_aware_operator.api.job import JobKey, JobReference, TrainingJob
+from cost_aware_operator.control.policy.decide import BLOCKED_SECONDS, decide, rejected
+from cost_aware_operator.control.policy.decision import Decision, Event
+from cost_aware_operator.control.policy.shaping import DeleteJob, MakeJob, SetJob, Shaping, shaping_of
+from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.gather import Gatherer, in_the_way
+from cost_aware_operator.control.reading.memory import Memories, Memory
+from cost_aware_operator.control.reading.run_record import to_data
+from cost_aware_operator.control.reading.unreadable_record import RecordUnreadableError
+from cost_aware_operator.control.status.unreadable import told_unreadable, why_unreadable
+from cost_aware_operator.engines.cluster import ApiError, Cluster
+from cost_aware_operator.planning.plan import Plan, Refusal
+from cost_aware_operator.sources.clock import Clock
+from cost_aware_operator.sources.metrics_source import Agents
+from cost_aware_operator.sources.rank_endpoints import token
+from cost_aware_operator.workload.job import indexed_job, secret, service
+from cost_aware_operator.workload.names import labels, owner_reference, record_name
+from cost_aware_trainer.contract import Release
+
+logger = logging.getLogger(__name__)
+SAVE_SECONDS = 15.0
+"""How often the ledger is saved while nothing else makes a save urgent. Later saves lose nothing but the split by cause of what
+happened since."""
+
+StatusSink = Callable[[TrainingJob, Decision], None]
+
+
+class Reconciler:
+    """Reconciles one key at a time; different keys may be reconciled concurrently."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        agents: Agents,
+        gatherer: Gatherer,
+        memories: Memories,
+        clock: Clock,
+        key_material: bytes,
+        published: StatusSink,
+        forgotten: Callable[[JobKey], None],
+    ) -> None:
+        self._cluster = cluster
+        self._agents = agents
+        self._gatherer = gatherer
+        self._memories = memories
+        self._clock = clock
+        self._key_material = key_material
+        self._published = published
+        self._forgotten = forgotten
+
+    async def reconcile(self, key: JobKey) -> float | None:
+        """Brings one job a step nearer to what its manifest says.
+
+        Returns:
+            Seconds after which to look again even if nothing happens; None to wait for an event.
+
+        Raises:
+            ApiError: the API server refused or could not be reached; try again.
+        """
+        document = await self._cluster.training_job(key)
+        if document is None or document["metadata"].get("deletionTimestamp") is not None:
+            self._memories.forget(key)
+            self._forgotten(key)
+            return None
+        if (document.get("spec") or {}).get("managedBy", MANAGER) != MANAGER:
+            return None
+        try:
+            job = TrainingJob.parse(document)
+        except ValidationError:
+            return await self._tell_unreadable(document, "ManifestUnreadable", why_unreadable(document))
+        memory = self._memories.of(key, job.uid)
+        try:
+            facts = await self._gatherer.facts(job, memory)
+        except RecordUnreadableError as error:
+            return await self._tell_unreadable(document, "RecordUnreadable", str(error))
+        decision = await self._act(job, facts, decide(facts), memory)
+        return decision.requeue_seconds
+
+    async def _act(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory) -> Decision:
+        """Does what was decided, the record first; returns what was decided in the end, as the pods may be refused."""
+        shaping = shaping_of(facts, decision)
+        await self._save(job, facts, decision, memory, acts=shaping is not None)
+        refusal = await self._shape_pods(job, facts, shaping)
+        if refusal is not None:
+            # what was saved stays true: the plan is in force, and no attempt can have begun without a Job
+            decision = rejected(replace(facts, record=decision.record), refusal)
+        await self._tell(job, facts, decision)
+        for uid in decision.evict:
+            await self._evict(job, next(p.name for p in facts.pods if p.uid == uid), uid)
+        status = decision.status.to_document()
+        if status != job.status.to_document():
+            await self._cluster.write_status(job.reference, status)
+        self._published(job, decision)
+        await self._post(job.reference, job.generation, decision.record.attempt, decision.events, facts.now)
+        if decision.delete_job:
+            await self._cluster.delete(KIND, job.key, job.uid)
+        return decision
+
+    async def _tell_unreadable(self, document: Mapping[str, Any], reason: str, message: str) -> float:
+        """Writes one condition about a job and leaves all else as it is; nothing where that was done before."""
+        now, job = self._clock.now(), JobReference.to(document)
+        told = told_unreadable(document, reason, message, now)
+        if told is not None:
+            logger.error("%s: %s", job.key, message)
+            await self._cluster.write_status(job, told.status)
+            await self._post(job, document["metadata"].get("generation", 0), 0, told.events, now)
+        return BLOCKED_SECONDS
+
+    async def _tell(self, job: TrainingJob, facts: Facts, decision: Decision) -> None:
+        pods = {p.uid: p for p in facts.pods}
+        secret_token = token(self._key_material, job.key, job.uid)
+        if decision.tell and decision.order is not None:
+            # written again with every attempt: should the operator's key have changed, running agents learn of it
+            await self._cluster.apply(secret(job, secret_token))
+            await self._agents.order([pods[uid] for uid in decision.tell], decision.order, secret_token)
+        if decision.release:
+            release = Release(attempt=decision.record.attempt, complete=True)
+            await self._agents.release([pods[uid] for uid in decision.release], release, secret_token)
+
+    async def _post(
+        self, job: JobReference, generation: int, attempt: int, events: Iterable[Event], now: datetime
+    ) -> None:
+        at = now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        for event in events:
+            name = _event_name(job, generation, attempt, event)
+            await self._cluster.post_event(job, event.reason, event.message, warning=event.warning, at=at, name=name)
+
+    async def _evict(self, job: TrainingJob, name: str, uid: str) -> None:
+        """A node that ends takes its pod with it in any case, so that a refusal is no reason not to go on."""
+        try:
+            await self._cluster.evict(job.key.namespace, name, uid)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            logger.warning("%s: pod %s may not be evicted: %s", job.key, name, error)
+
+    async def _shape_pods(self, job: TrainingJob, facts: Facts, shaping: Shaping | None) -> Refusal | None:
+        """Creates, suspends, resumes or deletes the Indexed Job and what it needs; returns what the API server refused."""
+        match shaping:
+            case DeleteJob(uid):
+                await self._cluster.delete("Job", job.key, uid)
+            case MakeJob(plan):
+                return await self._make_pods(job, facts, plan)
+            case SetJob(suspend, deadline, completions):
+                await self._cluster.set_job(
+                    job.key, suspend=suspend, active_deadline_seconds=deadline, completions=completions
+                )
+        return None
+
+    async def _make_pods(self, job: TrainingJob, facts: Facts, plan: Plan) -> Refusal | None:
+        owners = await self._cluster.service_owners(job.key)
+        if owners is not None and job.uid not in owners:
+            return Refusal("NameTaken", in_the_way("Service", job.key.name))
+        try:
+            await self._cluster.apply(secret(job, token(self._key_material, job.key, job.uid)))
+            await self._cluster.apply(service(job))
+            await self._cluster.apply(indexed_job(job, plan, facts.defaults, suspend=False))
+        except ApiError as error:
+            # a field that does not exist is answered with 500 by server-side apply
+            if error.status not in (400, 403, 422) and "typed patch object" not in str(error):
+                raise
+            return Refusal(
+                "PodsRefused", f"spec.template: the API server refused the pods; correct what it names: {error}"
+            )
+        return None
+
+    async def _save(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory, *, acts: bool) -> None:
+        """The record, before anything is done that depends on it. A conflict means another leader: stop here.
+
+        Before pods, Job or agents are touched (`acts`) it is written in any case, over the version that was read: that a record is
+        as it was does not say that nobody else leads by now.
+        """
+        if decision.keep_off:
+            return
+        acts = acts or bool(decision.tell or decision.release or decision.evict or decision.delete_job)
+        stale = self._clock.monotonic() - memory.saved_at >= SAVE_SECONDS
+        memory.dirty = memory.dirty or decision.record != memory.saved
+        if not (acts or (memory.dirty and (decision.urgent or stale or memory.record_version is None))):
+            memory.saved = decision.record
+            return
+        document: dict[str, Any] = {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {
+                "name": record_name(job.key.name),
+                "namespace": job.key.namespace,
+                "labels": labels(job.key.name),
+                "ownerReferences": [owner_reference(job)],
+            },
+            "data": to_data(decision.record, decision.order, decision.result),
+        }
+        try:
+            memory.record_version = await self._cluster.save_config_map(document, memory.record_version)
+        except ApiError:
+            memory.saved = None
+            raise
+        memory.saved, memory.dirty = decision.record, False
+        memory.saved_at = self._clock.monotonic()
+        for pod in facts.departed:
+            memory.departed.pop(pod.uid, None)
+
+
+def _event_name(job: JobReference, generation: int, attempt: int, event: Event) -> str:
+    """An event's name, equal for an equal event, so that a repeated reconcile does not post it twice."""
+    text = f"{job.uid}:{generation}:{attempt}:{event.reason}:{event.message}"
+    return f"{job.key.name}.{hashlib.sha256(text.encode()).hexdigest()[:16]}"

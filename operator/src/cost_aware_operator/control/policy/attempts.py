@@ -1,0 +1,231 @@
+"""When to start an attempt, when to wait, when the run is complete and when to give up. Pure.
+
+An attempt is one torchrun launch over all pods. It needs every pod up at once; a pod that was replaced, or ranks that ended
+before the last step, make the attempt over, and the next number is given out when all pods are up again.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cost_aware_operator.adjusting.changes import described
+from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.planning.plan import Plan
+from cost_aware_operator.workload.order import carries_out
+from cost_aware_operator.workload.views import PodView
+from cost_aware_trainer.contract import AgentPhase, AgentStatus, RunResult
+
+FRUITLESS_LIMIT = 5
+"""Attempts in a row without a new checkpoint, after which the run is given up: something ends it every time."""
+LONG_ATTEMPT = timedelta(minutes=30)
+"""An attempt that lived this long was not fruitless, whether or not its checkpoints could be seen."""
+RETRY_SECONDS = (0, 5, 15, 30, 60)
+"""How long to wait before the next attempt, by the number of fruitless ones before it."""
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Nothing to do yet."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Start:
+    """All pods are up and the next attempt can begin."""
+
+    members: dict[int, str]
+    why: str
+
+
+@dataclass(frozen=True)
+class Tell:
+    """The newest attempt stands, and some agents have not heard of it."""
+
+    uids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Steady:
+    """The newest attempt runs."""
+
+
+@dataclass(frozen=True)
+class Complete:
+    """The last step is done and saved."""
+
+    result: RunResult | None
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Trying again cannot help."""
+
+    reason: str
+    message: str
+
+
+Step = Wait | Start | Tell | Steady | Complete | GiveUp
+
+
+def next_step(facts: Facts, plan: Plan) -> Step:
+    """What to do about the newest attempt. The first of these that has an answer decides."""
+    for check in (completed, _invalid, _fruitless, _absent, _changed, _untold, _replaced, _ended):
+        step = check(facts, plan)
+        if step is not None:
+            return step
+    return Steady()
+
+
+def _current(facts: Facts) -> list[tuple[PodView, AgentStatus]]:
+    """Usable pods whose agents answered, by index."""
+    pairs = [(pod, facts.agents[pod.uid]) for pod in facts.pods if pod.usable and pod.uid in facts.agents]
+    return sorted(pairs, key=lambda pair: pair[0].index)
+
+
+def completed(facts: Facts, plan: Plan) -> Step | None:
+    """Whether the last step is done: an agent says so, or a pod ended well while the operator was away."""
+    done = [a for _, a in _current(facts) if a.phase is AgentPhase.COMPLETED and a.attempt == facts.record.attempt]
+    if done:
+        return Complete(next((a.result for a in done if a.result is not None), None))
+    if any(pod.succeeded for pod in facts.pods) or (facts.child is not None and facts.child.complete):
+        # agents end well only after the last step; the operator was away when it happened
+        return Complete(facts.result)
+    return None
+
+
+def _invalid(facts: Facts, plan: Plan) -> Step | None:
+    for pod, agent in _current(facts):
+        if agent.phase is AgentPhase.INVALID and agent.attempt == facts.record.attempt:
+            return GiveUp("InvalidRun", f"pod {pod.name}: {_said(agent)}")
+    return None
+
+
+def fruitful(facts: Facts) -> bool:
+    """Whether the newest attempt got the run on: it added a checkpoint, or lived long where none can be seen."""
+    record = facts.record
+    lived = facts.now - record.attempt_at if record.attempt_at is not None else timedelta(0)
+    return record.newest_checkpoint > record.attempt_checkpoint or lived >= LONG_ATTEMPT
+
+
+def _fruitless(facts: Facts, plan: Plan) -> Step | None:
+    in_a_row = facts.record.fruitless + 1
+    if in_a_row < FRUITLESS_LIMIT or fruitful(facts) or not (_ended_badly(facts) or _lost_a_pod(facts)):
+        return None
+    last = next((f"pod {p.name}: {_said(a)}" for p, a in _current(facts) if a.phase is AgentPhase.FAILED), "")
+    return GiveUp(
+        "RestartsExhausted",
+        f"{in_a_row} attempts in a row ended without a new checkpoint; the last: {last or 'pods were lost'}. "
+        "Read the pods' logs; a shorter checkpoint.intervalSeconds helps where pods live briefly",
+    )
+
+
+def _lost_a_pod(facts: Facts) -> bool:
+    """Whether a pod of the newest attempt is another one now. A user's own program may save where nobody sees it: not counted."""
+    if facts.job.spec.trainer.config is None:
+        return False
+    return any(facts.record.members.get(p.index) not in (None, p.uid) for p, _ in _current(facts))
+
+
+def _absent(facts: Facts, plan: Plan) -> Step | None:
+    present = {pod.index for pod, _ in _current(facts)}
+    missing = sorted(set(range(plan.nodes)) - present)
+    if not missing:
+        return None
+    problems = [
+        f"pod {p.name}: {p.problem}" for p in facts.pods if p.index in missing and p.problem and p.ended_at is None
+    ]
+    image = any(p.image_problem for p in facts.pods if p.index in missing)
+    reason = "ImagePullFailing" if image else "WaitingForPods"
+    said = "; ".join(problems) or f"{len(present)} of {plan.nodes} pods are up"
+    if not problems and not facts.pods and facts.child is not None:
+        said += f"; if that lasts, `kubectl describe job {facts.job.key.name} -n {facts.job.key.namespace}` says why"
+    deadline = _startup_deadline(facts)
+    if deadline is None:
+        return Wait(reason, said)
+    if facts.now >= deadline:
+        return GiveUp(
+            "StartupDeadlineExceeded",
+            f"not all pods started within spec.startupDeadlineSeconds ({facts.job.spec.startup_deadline_seconds}): {said}"
+            + (". Write an image that exists in spec.template.image" if image else ""),
+        )
+    return Wait(reason, f"{said}; the job fails if this lasts until {deadline.isoformat(timespec='seconds')}")
+
+
+def _startup_deadline(facts: Facts) -> datetime | None:
+    """Only the first start has one: a run that has trained waits for capacity as long as its owner lets it."""
+    if facts.record.attempt > 0 or facts.child is None:
+        return None
+    begun = facts.child.started_at or facts.child.created_at
+    return begun + timedelta(seconds=facts.job.spec.startup_deadline_seconds)
+
+
+def _members(facts: Facts, plan: Plan) -> dict[int, str]:
+    """The pods that a plan runs on; those of higher index are about to go."""
+    return {pod.index: pod.uid for pod, _ in _current(facts) if pod.index < plan.nodes}
+
+
+def _changed(facts: Facts, plan: Plan) -> Step | None:
+    """Another plan is in force than the newest attempt was ordered for."""
+    if facts.record.attempt == 0 or facts.order is None or carries_out(facts.job, facts.order, plan):
+        return None
+    return Start(_members(facts, plan), f"going on as {described(plan)}")
+
+
+def _untold(facts: Facts, plan: Plan) -> Step | None:
+    """The same pods as in the newest attempt, some of which have not heard of it: the operator died while telling them."""
+    members = _members(facts, plan)
+    if facts.record.attempt == 0 or members != facts.record.members:
+        return None
+    told = set(members.values())
+    behind = tuple(p.uid for p, agent in _current(facts) if p.uid in told and agent.attempt < facts.record.attempt)
+    return Tell(behind) if behind else None
+
+
+def _replaced(facts: Facts, plan: Plan) -> Step | None:
+    members = _members(facts, plan)
+    if members == facts.record.members:
+        return None
+    if facts.record.attempt == 0:
+        return Start(members, "all pods are up")
+    changed = [p.name for p, _ in _current(facts) if p.index in members and facts.record.members.get(p.index) != p.uid]
+    return _after_pause(facts, members, f"{', '.join(changed)} replaced a pod that was lost")
+
+
+def _ended(facts: Facts, plan: Plan) -> Step | None:
+    if not _ended_badly(facts):
+        return None
+    ended = [(p, a) for p, a in _current(facts) if a.phase in (AgentPhase.FAILED, AgentPhase.CHECKPOINTED)]
+    why = "; ".join(f"pod {p.name}: {_said(a)}" for p, a in ended)
+    return _after_pause(facts, _members(facts, plan), why)
+
+
+def _ended_badly(facts: Facts) -> bool:
+    over = (AgentPhase.FAILED, AgentPhase.CHECKPOINTED)
+    return any(a.phase in over and a.attempt == facts.record.attempt for _, a in _current(facts))
+
+
+def why_ended(facts: Facts) -> str:
+    """What the agents say of the newest attempt's end, where it failed or cannot work."""
+    bad = (AgentPhase.FAILED, AgentPhase.INVALID)
+    ended = [(p, a) for p, a in _current(facts) if a.phase in bad and a.attempt == facts.record.attempt]
+    return "; ".join(f"pod {p.name}: {_said(a)}" for p, a in ended)
+
+
+def _after_pause(facts: Facts, members: dict[int, str], why: str) -> Step:
+    pause = RETRY_SECONDS[min(facts.record.fruitless, len(RETRY_SECONDS) - 1)]
+    begun = facts.record.attempt_at
+    if begun is not None and pause and facts.now < begun + timedelta(seconds=pause):
+        return Wait("WaitingToRetry", f"{why}; the next attempt begins {pause} s after the last one began")
+    return Start(members, why)
+
+
+def _said(agent: AgentStatus) -> str:
+    """An agent's own words in one line: of a traceback, the exception that ends it."""
+    text = (agent.result.message if agent.result is not None else "") or agent.message or agent.phase.value
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    exceptions = [line for line in lines if re.search(r"\b\w*(Error|Exception|Interrupt)\b.*:|killed|signal", line)]
+    return (exceptions or lines or [text])[-1][:500]

@@ -1,0 +1,1 @@
+"""Everything that one reconcile knows, read once: objects, agents, metrics, the stored record."""

@@ -1,0 +1,281 @@
+"""Reading everything that one reconcile needs to know, once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Protocol
+
+from cost_aware_operator.adjusting.capacity import nodes_lost
+from cost_aware_operator.api.job import TrainingJob
+from cost_aware_operator.api.spec import AdjustPolicy
+from cost_aware_operator.control.policy.disruption import cordoned
+from cost_aware_operator.control.policy.stragglers import stragglers_under
+from cost_aware_operator.control.reading.believable import believed, left_result
+from cost_aware_operator.control.reading.facts import Facts, MissingClaim, Unheard
+from cost_aware_operator.control.reading.memory import Memory
+from cost_aware_operator.control.reading.run_record import RunRecord, from_data
+from cost_aware_operator.control.reading.unreadable_record import RecordUnreadableError
+from cost_aware_operator.costs.tables.prices import PriceBook
+from cost_aware_operator.engines.cluster import Cluster, owner_uids
+from cost_aware_operator.observing.samples import Scrape
+from cost_aware_operator.planning.space import resources_of
+from cost_aware_operator.sources.clock import Clock
+from cost_aware_operator.sources.files import WatchedFile
+from cost_aware_operator.sources.metrics_source import Agents, MetricsSource
+from cost_aware_operator.workload.defaults import PodDefaults
+from cost_aware_operator.workload.names import labels, record_name
+from cost_aware_operator.workload.placement import could_take
+from cost_aware_operator.workload.usage import PodUse, pod_use, taken_by_others
+from cost_aware_operator.workload.views import NodeView, PodView, child_job_view, node_view, pod_view
+from cost_aware_trainer.contract import RunOrder, RunResult
+
+logger = logging.getLogger(__name__)
+NODE_SECONDS = 60.0
+"""How long a list of all nodes is believed."""
+OWN_NODE_SECONDS = 20.0
+"""How long what is known of a node under a pod is believed: a spot node is told of its end two minutes before, or half of one."""
+
+MOST_LOOKED_AT = 32
+"""Of how many nodes that could take a pod the others' pods are asked for; of further ones nothing is known to be taken."""
+
+
+class Nodes(Protocol):
+    """Nodes by name."""
+
+    async def get(self, name: str) -> NodeView | None:
+        """A node's labels."""
+
+    async def all(self, instance_types: tuple[str, ...]) -> tuple[NodeView, ...] | None:
+        """All nodes of some types; None where they may not be listed."""
+
+    async def uses(self, name: str) -> tuple[PodUse, ...] | None:
+        """What pods take of a node; None where they may not be listed."""
+
+
+class CachedNodes:
+    """Nodes, asked for three times a minute each."""
+
+    def __init__(self, cluster: Cluster, clock: Clock) -> None:
+        self._cluster = cluster
+        self._clock = clock
+        self._known: dict[str, tuple[float, NodeView | None]] = {}
+        self._listed: dict[tuple[str, ...], tuple[float, tuple[NodeView, ...] | None]] = {}
+        self._used: dict[str, tuple[float, tuple[PodUse, ...] | None]] = {}
+
+    async def get(self, name: str) -> NodeView | None:
+        """A node's labels; None where it may not be read or is gone and was never known."""
+        known = self._known.get(name)
+        if known is not None and self._clock.monotonic() - known[0] < OWN_NODE_SECONDS:
+            return known[1]
+        document = await self._cluster.node(name)
+        # a node that has gone is still the one whose price its pods were paid at
+        view = node_view(document) if document is not None else known[1] if known else None
+        self._known[name] = (self._clock.monotonic(), view)
+        return view
+
+    async def all(self, instance_types: tuple[str, ...]) -> tuple[NodeView, ...] | None:
+        """All nodes of some types, or of any; None where they may not be listed. Asked for once a minute."""
+        known = self._listed.get(instance_types)
+        if known is not None and self._clock.monotonic() - known[0] < NODE_SECONDS:
+            return known[1]
+        documents = await self._cluster.nodes(instance_types)
+        found = None if documents is None else tuple(node_view(document) for document in documents)
+        self._listed[instance_types] = (self._clock.monotonic(), found)
+        return found
+
+    async def uses(self, name: str) -> tuple[PodUse, ...] | None:
+        """What pods take of a node; None where pods of all namespaces may not be listed. Asked for once a minute."""
+        known = self._used.get(name)
+        if known is not None and self._clock.monotonic() - known[0] < NODE_SECONDS:
+            return known[1]
+        documents = await self._cluster.pods_on(name)
+        found = None if documents is None else tuple(map(pod_use, documents))
+        self._used[name] = (self._clock.monotonic(), found)
+        return found
+
+
+class Gatherer:
+    """Makes `Facts`."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        agents: Agents,
+        source: MetricsSource,
+        nodes: Nodes,
+        prices: WatchedFile[PriceBook],
+        defaults: WatchedFile[PodDefaults],
+        clock: Clock,
+        scrape_interval_seconds: float = 5.0,
+    ) -> None:
+        self._cluster = cluster
+        self._agents = agents
+        self._source = source
+        self._scrape_interval_seconds = scrape_interval_seconds
+        self._nodes = nodes
+        self._prices = prices
+        self._defaults = defaults
+        self._clock = clock
+
+    async def facts(self, job: TrainingJob, memory: Memory) -> Facts:
+        """One job's world now.
+
+        Raises:
+            ApiError: the API server refused or could not be reached.
+            RecordUnreadableError: the stored record is of another form.
+        """
+        child, documents, (record, order, result, foreign), missing = await asyncio.gather(
+            self._cluster.child_job(job.key),
+            self._cluster.pods(job.key.namespace, labels(job.key.name)),
+            self._record(job, memory),
+            self._missing_claims(job),
+        )
+        obstacle = foreign
+        if child is not None and job.uid not in owner_uids(child):
+            obstacle, child = in_the_way("Job", job.key.name), None
+        owner = child["metadata"]["uid"] if child is not None else None
+        pods = tuple(
+            view
+            for document in documents
+            # pods of an earlier job of the same name are somebody else's business
+            if owner in owner_uids(document) and (view := pod_view(document)) is not None
+        )
+        departed = tuple(p for uid, p in memory.departed.items() if uid not in {p.uid for p in pods})
+        names = {p.node for p in (*pods, *departed) if p.node}
+        nodes = {name: node for name in names if (node := await self._nodes.get(name)) is not None}
+        agents = await self._agents.statuses(pods)
+        await self.scrape(job, pods, memory, record.attempt)
+        vanished = record.ledger.without_end() - {p.uid for p in (*pods, *departed)}
+        if result is None:
+            told = (a.result for a in agents.values() if a.result is not None and a.result.total_steps)
+            result = next(told, None) or left_result(pods)
+        return Facts(
+            job=job,
+            now=self._clock.now(),
+            child=child_job_view(child) if child is not None else None,
+            pods=tuple(sorted(pods, key=lambda p: (p.index, p.created_at))),
+            departed=departed,
+            nodes=nodes,
+            record=record,
+            order=order,
+            result=result if result is not None and result.outcome == "completed" else None,
+            prices=self._prices.value(),
+            defaults=self._defaults.value(),
+            missing_claims=missing,
+            obstacle=obstacle,
+            agents=agents,
+            samples=dict(memory.samples),
+            scrapes=tuple(memory.scrapes),
+            scrape_interval_seconds=self._scrape_interval_seconds,
+            cluster_nodes=await self.cluster_nodes(job, record, memory, nodes.values(), priority_of(pods)),
+            told_ends=await self._agents.ends([p for p in pods if p.uid in agents]) if vanished else {},
+            unheard=tuple(
+                Unheard(rank, why, self._clock.monotonic() - since)
+                for rank, (since, why) in sorted(memory.unheard.items())
+            ),
+        )
+
+    async def cluster_nodes(
+        self, job: TrainingJob, record: RunRecord, memory: Memory, own: Iterable[NodeView], priority: int = 0
+    ) -> tuple[NodeView, ...] | None:
+        """Where else pods could run, with what others take of it."""
+        listed = await self._listed_nodes(job, record, memory, own)
+        if listed is None or record.plan is None:
+            return listed
+        resources = resources_of(job.spec, self._defaults.value().resources)
+        able = could_take(listed, job, replace(record.plan, instance_types=()), resources)[:MOST_LOOKED_AT]
+        uses = dict(zip(able, await asyncio.gather(*map(self._nodes.uses, able)), strict=True))
+        return tuple(
+            node
+            if (used := uses.get(node.name)) is None
+            else replace(node, taken=taken_by_others(used, job.key, priority))
+            for node in listed
+        )
+
+    async def _listed_nodes(
+        self, job: TrainingJob, record: RunRecord, memory: Memory, own: Iterable[NodeView]
+    ) -> tuple[NodeView, ...] | None:
+        """Nodes that are asked for only where it may matter, as a list of them is large.
+
+        That is while a rank is slow, a node cordoned or one lost, and for a job that may run on several types of nodes.
+        """
+        plan = job.status.plan
+        if plan is None:
+            return None
+        allowed, policy = job.spec.nodes.instance_types, job.spec.efficiency.policy
+        if len(allowed) > 1 and policy is not AdjustPolicy.OFF:
+            return await self._nodes.all(allowed)
+        lost = any(nodes_lost(record.changes, plan.nodes))
+        if not (lost or any(map(cordoned, own)) or _straggling(job, record, memory)):
+            return None
+        return await self._nodes.all(plan.instance_types)
+
+    async def _record(
+        self, job: TrainingJob, memory: Memory
+    ) -> tuple[RunRecord, RunOrder | None, RunResult | None, str]:
+        stored = await self._cluster.config_map(job.key.namespace, record_name(job.key.name))
+        memory.record_version = stored.resource_version if stored is not None else None
+        if stored is None:
+            return RunRecord(), None, None, ""
+        if job.uid not in stored.owner_uids:
+            return RunRecord(), None, None, in_the_way("ConfigMap", record_name(job.key.name))
+        try:
+            record, order, result = from_data(dict(stored.data))
+        except ValueError as error:
+            raise RecordUnreadableError(record_name(job.key.name), error) from error
+        # between saves the ledger is ahead of what is stored; both lead to the same sums
+        if (
+            memory.saved is not None
+            and memory.saved.attempt == record.attempt
+            and memory.saved.ended_at == record.ended_at
+        ):
+            record = record.model_copy(
+                update={
+                    "ledger": memory.saved.ledger,
+                    "newest_checkpoint": memory.saved.newest_checkpoint,
+                    "saves": memory.saved.saves,
+                }
+            )
+        return record, order, result, ""
+
+    async def _missing_claims(self, job: TrainingJob) -> tuple[MissingClaim, ...]:
+        claims = [("spec.checkpoint.volume", job.spec.checkpoint.volume)]
+        if job.spec.trainer.config is not None:
+            claims.append(("spec.trainer.config.data.volume", job.spec.trainer.config.data.volume))
+        found = await asyncio.gather(*(self._cluster.claim_exists(job.key.namespace, name) for _, name in claims))
+        return tuple(MissingClaim(*claim) for claim, exists in zip(claims, found, strict=True) if not exists)
+
+    async def scrape(self, job: TrainingJob, pods: tuple[PodView, ...], memory: Memory, attempt: int) -> None:
+        """A rank that does not answer, or not what can be true, keeps its last sample while its pod lives: its counters only grow."""
+        plan = job.status.plan
+        if plan is None:
+            return
+        answers = await self._source.samples(job.key, pods, plan.ranks // plan.nodes)
+        now = self._clock.monotonic()
+        fresh, unheard = believed(job, pods, answers, memory.samples, attempt, self._clock.now())
+        memory.unheard = {rank: (memory.unheard.get(rank, (now, ""))[0], why) for rank, why in unheard.items()}
+        alive = {p.uid for p in pods}
+        memory.samples = {uid: s for uid, s in memory.samples.items() if uid in alive or uid in memory.departed} | fresh
+        if fresh:
+            ranks = tuple(sample for samples in fresh.values() for sample in samples)
+            memory.scrapes.append(Scrape(now - answers.age_seconds, ranks))
+
+
+def _straggling(job: TrainingJob, record: RunRecord, memory: Memory) -> bool:
+    return record.plan is not None and bool(stragglers_under(job.spec, record.plan, tuple(memory.scrapes)))
+
+
+def priority_of(pods: Iterable[PodView]) -> int:
+    """What the scheduler gives way to."""
+    return next((pod.priority for pod in pods), 0)
+
+
+def in_the_way(kind: str, name: str) -> str:
+    """What to say when an object of a child's name is not the job's. Taking it over would break what it belongs to."""
+    return (
+        f"metadata.name: a {kind} {name!r} is in the namespace and belongs to something else, a deleted job of this name that is "
+        "still being cleaned up perhaps: wait until it is gone, or give this job another name"
+    )

@@ -1,0 +1,57 @@
+"""What the operator remembers of a job between reconciles. All of it can be lost: it is gathered anew."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+
+from cost_aware_operator.api.job import JobKey
+from cost_aware_operator.control.reading.run_record import RunRecord
+from cost_aware_operator.observing.samples import RankSample, Scrape
+from cost_aware_operator.workload.views import PodView
+
+SCRAPES_KEPT = 13
+"""The window of efficiency and throughput: a minute at the default interval."""
+
+
+@dataclass
+class Memory:
+    """One job's."""
+
+    uid: str
+    scrapes: deque[Scrape] = field(default_factory=lambda: deque(maxlen=SCRAPES_KEPT))
+    samples: dict[str, tuple[RankSample, ...]] = field(default_factory=dict)
+    unheard: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """Ranks without a sample that can be believed, by name: since when, and why."""
+    departed: dict[str, PodView] = field(default_factory=dict)
+    saved: RunRecord | None = None
+    saved_at: float = float("-inf")
+    dirty: bool = False
+    record_version: str | None = None
+
+
+class Memories:
+    """All jobs'; also where the pod watch leaves pods that were deleted."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[JobKey, Memory] = {}
+
+    def of(self, key: JobKey, uid: str) -> Memory:
+        """The memory of a job; a new job of an old name begins with none."""
+        memory = self._by_key.get(key)
+        if memory is None or memory.uid not in (uid, ""):
+            memory = self._by_key[key] = Memory(uid)
+        memory.uid = uid
+        return memory
+
+    def depart(self, key: JobKey, pod: PodView, now: datetime) -> None:
+        """A pod's deletion was watched: it is kept until it is accounted."""
+        if pod.started_at is None:
+            return
+        memory = self._by_key.setdefault(key, Memory(""))
+        memory.departed[pod.uid] = pod if pod.ended_at is not None else replace(pod, ended_at=now)
+
+    def forget(self, key: JobKey) -> None:
+        """The job is gone."""
+        self._by_key.pop(key, None)

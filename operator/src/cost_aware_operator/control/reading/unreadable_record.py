@@ -1,0 +1,28 @@
+"""A stored record that this operator cannot read, and what to say of it."""
+
+from __future__ import annotations
+
+from pydantic import ValidationError
+
+UNTIL_THEN = "Until then nothing is done about the job; pods that run go on"
+
+
+class RecordUnreadableError(ValueError):
+    """The stored record is not one that this operator writes; the text names the ConfigMap and says what to do."""
+
+    def __init__(self, config_map: str, error: ValueError) -> None:
+        why = "; ".join(problems_of(error, "record.json")) if isinstance(error, ValidationError) else str(error)
+        super().__init__(
+            f"ConfigMap {config_map!r} holds the record of the run and cannot be read: {why}. Upgrade the operator if a newer one "
+            "wrote it, or restore what was there before. If it is deleted, the run goes on from its newest checkpoint, and what was "
+            f"spent so far is forgotten. {UNTIL_THEN}"
+        )
+
+
+def problems_of(error: ValidationError, field: str) -> list[str]:
+    """One problem a field, as a person would write the field's path."""
+    said = {"extra_forbidden": "not a field that this operator knows"}
+    return [
+        f"{'.'.join(map(str, (field, *one['loc'])))}: {said.get(one['type'], one['msg'])}"
+        for one in error.errors(include_url=False)
+    ]

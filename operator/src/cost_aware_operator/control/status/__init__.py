@@ -1,0 +1,1 @@
+"""Status, conditions and events: what a user is told. Pure."""

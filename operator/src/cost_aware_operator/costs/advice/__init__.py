@@ -1,0 +1,1 @@
+"""Analysers that answer one question each: networks, compression, failures, data parallelism."""

@@ -1,0 +1,1 @@
+"""Models of one layout: arithmetic, communication, memory, pipelines, and the step that they add up to."""

@@ -1,0 +1,187 @@
+"""Fitting the parameters to measured steps: few of them, held near plausible values, refitted from a job's own measurements."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cost_aware_operator.costs.models.compute import Efficiency, Parameters
+from cost_aware_operator.costs.models.layout import Layout
+from cost_aware_operator.costs.models.model_parallel import DecoderShape
+from cost_aware_operator.costs.models.parameters import FITTED
+from cost_aware_operator.costs.models.predict import Machine, step_seconds
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """One measured step; `weight` is how much it counts."""
+
+    shape: DecoderShape
+    machine: Machine
+    layout: Layout
+    step_seconds: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One parameter of the fit: its bounds, and how far (in log units) it may move before data must insist."""
+
+    name: str
+    low: float
+    high: float
+    spread: float
+
+
+KNOBS = (
+    Knob("volta.matmul", 0.4, 0.95, 0.15),
+    Knob("ampere.matmul", 0.4, 0.95, 0.15),
+    Knob("hopper.matmul", 0.4, 0.95, 0.15),
+    Knob("blackwell.matmul", 0.4, 0.95, 0.15),
+    Knob("ada.matmul", 0.4, 0.95, 0.15),
+    Knob("cpu.matmul", 0.1, 0.95, 0.3),
+    Knob("ampere.attention", 0.2, 0.8, 0.25),
+    Knob("hopper.attention", 0.15, 0.8, 0.25),
+    Knob("hopper_attention", 1.0, 2.2, 0.15),
+    Knob("fp8", 0.4, 0.95, 0.15),
+    Knob("memory", 0.6, 0.95, 0.1),
+    Knob("passes", 0.5, 6.0, 0.4),
+    Knob("legacy_passes", 1.0, 20.0, 0.4),
+    Knob("layer_seconds", 1e-6, 5e-3, 0.7),
+    Knob("step_seconds", 1e-4, 0.5, 0.7),
+    Knob("node_link", 0.4, 0.9, 0.15),
+    Knob("network", 0.3, 0.95, 0.2),
+    Knob("tensor_overlap", 0.02, 0.9, 0.5),
+    Knob("reduction_overlap", 0.1, 0.95, 0.3),
+    Knob("gather_overlap", 0.3, 0.95, 0.2),
+    Knob("gather_slowdown", 0.01, 0.5, 0.5),
+    Knob("context_loss", 0.01, 0.5, 0.5),
+    Knob("straggler", 0.001, 0.05, 0.5),
+)
+NOISE = 0.06
+"""Spread of one measurement about the model, in log units, as the fit weighs it against the priors."""
+TAIL = 0.10
+"""Residuals beyond this pull with constant force (Huber): one odd row must not bend the model."""
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Refitted parameters, and how far predictions were off before and after, in percent of the measured step."""
+
+    parameters: Parameters
+    median_error_before: float
+    median_error_after: float
+
+
+def value(parameters: Parameters, name: str) -> float:
+    """A parameter by its dotted name."""
+    head, _, tail = name.partition(".")
+    found = getattr(parameters, head)
+    return float(getattr(found, tail) if tail else found)
+
+
+def changed(parameters: Parameters, values: Mapping[str, float]) -> Parameters:
+    """Parameters with some of them replaced, by dotted name."""
+    flat: dict[str, float | Efficiency] = {}
+    for name, number in values.items():
+        head, _, tail = name.partition(".")
+        if tail:
+            efficiency = flat.get(head, getattr(parameters, head))
+            flat[head] = replace(efficiency, **{tail: number})
+        else:
+            flat[head] = number
+    return replace(parameters, **flat)  # type: ignore[arg-type]
+
+
+def calibrate(
+    observations: Sequence[MeasuredStep],
+    start: Parameters = FITTED,
+    *,
+    noise: float = NOISE,
+    iterations: int = 4,
+    knobs: Sequence[Knob] = KNOBS,
+) -> Calibration:
+    """The parameters that explain the observations best while staying near `start`.
+
+    Maximum a posteriori in log parameters: minimise sum w r^2 / noise^2 + sum (x - x0)^2 / spread^2 over residuals
+    r = log(predicted / measured), by Gauss-Newton with a Huber weight. What no observation touches keeps its value.
+
+    Raises:
+        ValueError: no observation, or a step that is not a positive number of seconds.
+    """
+    if not observations:
+        raise ValueError("observations: write one measured step or more")
+    for index, one in enumerate(observations):
+        if not (math.isfinite(one.step_seconds) and one.step_seconds > 0):
+            raise ValueError(f"observations[{index}].step_seconds must be a positive number, got {one.step_seconds!r}")
+
+    def residuals(parameters: Parameters) -> list[float]:
+        return [
+            math.log(float(step_seconds(o.shape, o.machine, o.layout, parameters).total) / o.step_seconds)
+            for o in observations
+        ]
+
+    prior = [math.log(value(start, k.name)) for k in knobs]
+    point, parameters = list(prior), start
+    before = now = residuals(start)
+    for _ in range(iterations):
+        rows = _jacobian(residuals, parameters, point, now, knobs)
+        step = _gauss_newton(rows, now, [o.weight for o in observations], point, prior, knobs, noise)
+        point = [min(max(x + s, math.log(k.low)), math.log(k.high)) for x, s, k in zip(point, step, knobs, strict=True)]
+        parameters = changed(start, {k.name: math.exp(x) for k, x in zip(knobs, point, strict=True)})
+        now = residuals(parameters)
+    return Calibration(parameters, _median_percent(before), _median_percent(now))
+
+
+def _jacobian(
+    residuals: Callable[[Parameters], list[float]],
+    parameters: Parameters,
+    point: Sequence[float],
+    now: Sequence[float],
+    knobs: Sequence[Knob],
+) -> list[list[float]]:
+    columns = []
+    for knob, x in zip(knobs, point, strict=True):
+        moved = residuals(changed(parameters, {knob.name: math.exp(x + 0.02)}))
+        columns.append([(b - a) / 0.02 for a, b in zip(now, moved, strict=True)])
+    return columns
+
+
+def _gauss_newton(
+    columns: Sequence[Sequence[float]],
+    now: Sequence[float],
+    weights: Sequence[float],
+    point: Sequence[float],
+    prior: Sequence[float],
+    knobs: Sequence[Knob],
+    noise: float,
+) -> list[float]:
+    pull = [w / noise**2 * min(1.0, TAIL / max(abs(r), 1e-9)) for w, r in zip(weights, now, strict=True)]
+    n = len(knobs)
+    weighted = [[p * c for p, c in zip(pull, column, strict=True)] for column in columns]
+    matrix = [[sum(map(float.__mul__, weighted[i], columns[j])) for j in range(n)] for i in range(n)]
+    right = [-sum(map(float.__mul__, weighted[i], now)) for i in range(n)]
+    for i, knob in enumerate(knobs):
+        matrix[i][i] += 1 / knob.spread**2
+        right[i] -= (point[i] - prior[i]) / knob.spread**2
+    return _solve(matrix, right)
+
+
+def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
+    """Gaussian elimination; the matrix is symmetric and positive definite, so no pivoting is needed."""
+    n = len(right)
+    for i in range(n):
+        for j in range(i + 1, n):
+            factor = matrix[j][i] / matrix[i][i]
+            if factor:
+                matrix[j] = [a - factor * b for a, b in zip(matrix[j], matrix[i], strict=True)]
+                right[j] -= factor * right[i]
+    for i in reversed(range(n)):
+        right[i] = (right[i] - sum(matrix[i][j] * right[j] for j in range(i + 1, n))) / matrix[i][i]
+    return right
+
+
+def _median_percent(residuals: Sequence[float]) -> float:
+    return 100 * statistics.median(abs(math.expm1(r)) for r in residuals)

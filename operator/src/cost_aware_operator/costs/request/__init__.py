@@ -1,0 +1,1 @@
+"""Questions of `catj predict` as JSON: read strictly, answered in order."""

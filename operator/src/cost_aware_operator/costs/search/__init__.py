@@ -1,0 +1,1 @@
+"""Search over all layouts within bounds, and the structure of what the best of them costs."""

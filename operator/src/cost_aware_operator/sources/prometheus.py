@@ -1,0 +1,178 @@
+"""The ranks' metrics from a Prometheus server that scrapes the pods, where the operator shall or may not do so itself."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from cost_aware_operator.api.job import JobKey
+from cost_aware_operator.observing.samples import RankSample, ScrapeError, sample_of
+from cost_aware_operator.sources.bounded import TooLongError, read_bounded
+from cost_aware_operator.sources.metrics_source import Answers, rank_name
+from cost_aware_operator.workload.views import PodView
+from cost_aware_trainer.contract import Metric
+
+READ = (
+    Metric.STEP, Metric.TOTAL_STEPS, Metric.STEPS, Metric.TOKENS, Metric.STEP_SECONDS, Metric.MODEL_FLOPS,
+    Metric.COMMUNICATION_BYTES, Metric.MEMORY_BYTES, Metric.LOSS, Metric.HELDOUT_LOSS, Metric.CHECKPOINT_STEP,
+    Metric.RESUMED_STEP, Metric.PHASE_SECONDS, Metric.LINK_BANDWIDTH, Metric.RECONFIGURATION_SECONDS,
+)  # fmt: skip
+MAX_BYTES = 20 * 2**20
+"""Of an answer: some 2,500 ranks."""
+STALE_SECONDS = 120.0
+"""A sample that is older says nothing of the present."""
+
+
+class PrometheusError(Exception):
+    """The server did not answer as its API says."""
+
+
+@dataclass
+class _Series:
+    """One rank's series of one attempt."""
+
+    labels: Mapping[str, str]
+    values: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict)
+    links: dict[str, float] = field(default_factory=dict)
+    stages: dict[str, float] = field(default_factory=dict)
+    age_seconds: float = 0.0
+
+
+class PrometheusSource:
+    """A Prometheus server's instant queries. Two a job, at once, within one time limit.
+
+    `token_file` holds what is sent as a bearer token. It is read for each query, so that a token may be replaced.
+    """
+
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, timeout_seconds: float = 5.0, token_file: Path | None = None
+    ) -> None:
+        self._session, self._token_file = session, token_file
+        self._url = f"{url.rstrip('/')}/api/v1/query"
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+
+    async def samples(self, job: JobKey, pods: Iterable[PodView], ranks_per_node: int) -> Answers:
+        """The newest attempt's samples by namespace and job; a rank without a fresh one is told with the reason."""
+        usable = {pod.index: pod for pod in pods if pod.usable}
+        targets = {
+            pod.index * ranks_per_node + local: pod for pod in usable.values() for local in range(ranks_per_node)
+        }
+        if not targets:
+            return Answers()
+        try:
+            series = await self._series(job)
+        except PrometheusError as error:
+            return Answers(unheard={rank_name(rank, pod): str(error) for rank, pod in targets.items()})
+        samples: dict[str, tuple[RankSample, ...]] = {}
+        unheard: dict[str, str] = {}
+        ages: list[float] = []
+        for rank, pod in targets.items():
+            try:
+                samples[pod.uid] = (*samples.get(pod.uid, ()), _sample(series.get(rank)))
+                ages.append(series[rank].age_seconds)
+            except ScrapeError as error:
+                unheard[rank_name(rank, pod)] = str(error)
+        return Answers(samples, unheard, statistics.median(ages) if ages else 0.0)
+
+    async def _series(self, job: JobKey) -> dict[int, _Series]:
+        """By rank, those of its newest attempt."""
+        wanted = "|".join(READ)
+        headers = await self._headers()
+        read, told = await asyncio.gather(
+            self._query(" or ".join(_selectors(f'__name__=~"{wanted}"', job)), headers),
+            # of anything but a selector, `timestamp` is the time of the query
+            self._query(
+                " or ".join(f"timestamp({one})" for one in _selectors(f'__name__="{Metric.STEPS}"', job)), headers
+            ),
+        )
+        found: dict[int, _Series] = {}
+        for labels, _, value in read:
+            name, rank, attempt = labels.get("__name__", ""), _whole(labels.get("rank")), _whole(labels.get("attempt"))
+            if rank is None or attempt is None:
+                continue
+            known = found.get(rank)
+            if known is None or attempt > int(known.labels["attempt"]):
+                known = found[rank] = _Series(labels)
+            elif attempt < int(known.labels["attempt"]):
+                continue
+            if name == Metric.PHASE_SECONDS:
+                known.phases[labels.get("phase", "")] = value
+            elif name == Metric.LINK_BANDWIDTH:
+                known.links[labels.get("level", "")] = value
+            elif name == Metric.RECONFIGURATION_SECONDS:
+                known.stages[labels.get("stage", "")] = value
+            else:
+                known.values[name] = value
+        for labels, now, then in told:
+            rank = _whole(labels.get("rank"))
+            if rank in found and labels.get("attempt") == found[rank].labels["attempt"]:
+                found[rank].age_seconds = max(0.0, now - then)
+        return found
+
+    async def _headers(self) -> dict[str, str]:
+        """With the token as it is now.
+
+        Raises:
+            PrometheusError: it cannot be read.
+        """
+        headers = {"Accept-Encoding": "identity"}
+        if self._token_file is None:
+            return headers
+        try:
+            token = await asyncio.to_thread(self._token_file.read_text)
+        except (OSError, UnicodeError) as error:
+            raise PrometheusError(f"the token for {self._url}: {error!r}") from error
+        return {**headers, "Authorization": f"Bearer {token.strip()}"}
+
+    async def _query(self, query: str, headers: Mapping[str, str]) -> list[tuple[Mapping[str, str], float, float]]:
+        """Labels, time of evaluation and value of each element.
+
+        Raises:
+            PrometheusError: no answer in time, one too large, or one that is none.
+        """
+        try:
+            async with self._session.post(
+                self._url, data={"query": query}, timeout=self._timeout, headers=headers
+            ) as answer:
+                body = await read_bounded(answer, MAX_BYTES)
+                document: Any = json.loads(body)
+                if not isinstance(document, dict) or document.get("status") != "success":
+                    said = document.get("error", "") if isinstance(document, dict) else ""
+                    raise PrometheusError(f"{self._url} answered {answer.status}: {str(said)[:200]}")
+            return [
+                ({str(k): str(v) for k, v in one["metric"].items()}, float(one["value"][0]), float(one["value"][1]))
+                for one in document["data"]["result"]
+            ]
+        except TooLongError as error:
+            raise PrometheusError(str(error)) from None
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            raise PrometheusError(f"{self._url}: {error!r}") from error
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+            raise PrometheusError(f"{self._url}: not an answer of Prometheus: {error!r}"[:300]) from error
+
+
+def _selectors(name: str, job: JobKey) -> tuple[str, str]:
+    """A rank's own labels, or with `exported_` before them where the scrape configuration has labels of these names too."""
+    own = f'{{{name},namespace="{job.namespace}",job="{job.name}"}}'
+    renamed = f'{{{name},exported_namespace="{job.namespace}",exported_job="{job.name}"}}'
+    return own, renamed
+
+
+def _sample(series: _Series | None) -> RankSample:
+    if series is None:
+        raise ScrapeError("Prometheus has no series of it: does it scrape the pods' metrics ports?")
+    if series.age_seconds > STALE_SECONDS:
+        raise ScrapeError(f"Prometheus read it last {series.age_seconds:.0f} s ago")
+    return sample_of(series.labels, series.values, series.phases, series.links, series.stages)
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and len(text) < 10 else None

@@ -1,0 +1,146 @@
+"""Talking to pods: the agents' control endpoints and the ranks' metrics. Bounded in time, size and number."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import logging
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from itertools import islice
+
+import aiohttp
+
+from cost_aware_operator.api.job import JobKey
+from cost_aware_operator.observing.samples import RankSample, ScrapeError, parse_rank
+from cost_aware_operator.sources.bounded import TooLongError, read_bounded
+from cost_aware_operator.sources.metrics_source import Answers, rank_name
+from cost_aware_operator.workload.views import PodView
+from cost_aware_trainer.contract import (
+    AGENT_PORT,
+    MAX_MESSAGE_BYTES,
+    METRICS_PORT,
+    AgentStatus,
+    ContractError,
+    Message,
+    PodEnds,
+    Release,
+    RunOrder,
+)
+
+logger = logging.getLogger(__name__)
+ASKED = 3
+"""Pods that are asked for what any of them can tell: agents of an older image cannot, and then none of them can."""
+PLAIN = {"Accept-Encoding": "identity"}
+"""What is small when packed may be large unpacked; the session must not unpack it either."""
+
+
+class RankUnreachableError(Exception):
+    """A pod did not answer as agreed."""
+
+
+def token(key_material: bytes, job: JobKey, uid: str) -> str:
+    """A job's agent token, derived from the operator's key: nothing needs to be read back from the cluster."""
+    return hmac.new(key_material, f"{job}:{uid}".encode(), hashlib.sha256).hexdigest()
+
+
+class RankEndpoints:
+    """All pods of all jobs, over HTTP. One session; at most `concurrency` requests at a time."""
+
+    def __init__(self, session: aiohttp.ClientSession, concurrency: int, timeout_seconds: float = 2.0) -> None:
+        self._session = session
+        self._slots = asyncio.Semaphore(concurrency)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
+
+    async def statuses(self, pods: Iterable[PodView]) -> dict[str, AgentStatus]:
+        """Agents' statuses by pod uid; who does not answer is left out."""
+        usable = [p for p in pods if p.usable]
+        answers = await asyncio.gather(*(self._status(p) for p in usable), return_exceptions=True)
+        found: dict[str, AgentStatus] = {}
+        for pod, answer in zip(usable, answers, strict=True):
+            if isinstance(answer, AgentStatus):
+                found[pod.uid] = answer
+            else:
+                _raise_unexpected(answer)
+        return found
+
+    async def ends(self, pods: Iterable[PodView]) -> dict[str, datetime]:
+        """When pods of a job ended, by uid, as one of a few that live can tell; the first that answers is believed."""
+        for pod in islice(pods, ASKED):
+            try:
+                told = PodEnds.from_json(await self._get(f"http://{_host(pod)}:{AGENT_PORT}/ends"))
+                return {end.pod_uid: datetime.fromtimestamp(end.ended_at, UTC) for end in told.ends}
+            except (RankUnreachableError, ValueError, OverflowError, OSError) as error:
+                # an agent of an older image does not know the question
+                logger.debug("pod %s does not tell when others ended: %s", pod.name, error)
+        return {}
+
+    async def samples(self, job: JobKey, pods: Iterable[PodView], ranks_per_node: int) -> Answers:
+        """Ranks' metrics, from each rank's own endpoint."""
+        usable = [p for p in pods if p.usable]
+        targets = [(p, rank) for p in usable for rank in range(ranks_per_node)]
+        answers = await asyncio.gather(*(self._sample(p, rank) for p, rank in targets), return_exceptions=True)
+        found: dict[str, tuple[RankSample, ...]] = {}
+        unheard: dict[str, str] = {}
+        for (pod, local), answer in zip(targets, answers, strict=True):
+            if isinstance(answer, RankSample):
+                found[pod.uid] = (*found.get(pod.uid, ()), answer)
+            else:
+                _raise_unexpected(answer)
+                unheard[rank_name(pod.index * ranks_per_node + local, pod)] = str(answer)[:200]
+        return Answers(found, unheard)
+
+    async def order(self, pods: Iterable[PodView], order: RunOrder, token: str) -> None:
+        """Tells agents of an attempt. Who does not hear it is told again at the next reconcile."""
+        await asyncio.gather(*(self._post(p, "order", order, token) for p in pods))
+
+    async def release(self, pods: Iterable[PodView], release: Release, token: str) -> None:
+        """Lets pods go."""
+        await asyncio.gather(*(self._post(p, "release", release, token) for p in pods))
+
+    async def _status(self, pod: PodView) -> AgentStatus:
+        return AgentStatus.from_json(await self._get(f"http://{_host(pod)}:{AGENT_PORT}/status"))
+
+    async def _sample(self, pod: PodView, local_rank: int) -> RankSample:
+        return parse_rank(await self._get(f"http://{_host(pod)}:{METRICS_PORT + local_rank}/metrics"))
+
+    async def _get(self, url: str) -> str:
+        async with self._slots:
+            try:
+                async with self._session.get(url, timeout=self._timeout, headers=PLAIN) as answer:
+                    answer.raise_for_status()
+                    return (await read_bounded(answer, MAX_MESSAGE_BYTES)).decode()
+            except UnicodeDecodeError:
+                raise RankUnreachableError(f"{url}: the answer is not text") from None
+            except TooLongError as error:
+                raise RankUnreachableError(str(error)) from None
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                raise RankUnreachableError(f"{url}: {error!r}") from error
+
+    async def _post(self, pod: PodView, path: str, message: Message, token: str) -> None:
+        url = f"http://{_host(pod)}:{AGENT_PORT}/{path}"
+        headers: Mapping[str, str] = {"Authorization": f"Bearer {token}", "Content-Type": "application/json"}
+        async with self._slots:
+            try:
+                async with self._session.post(
+                    url, data=message.to_json(), headers=headers, timeout=self._timeout
+                ) as answer:
+                    if answer.status >= 300:
+                        said = (await read_bounded(answer, MAX_MESSAGE_BYTES)).decode(errors="replace")[:300]
+                        logger.warning("pod %s answered %s to %s: %s", pod.name, answer.status, path, said)
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                logger.info("pod %s did not hear %s: %r", pod.name, path, error)
+
+
+def _host(pod: PodView) -> str:
+    ip = pod.ip or ""
+    return f"[{ip}]" if ":" in ip else ip
+
+
+def _raise_unexpected(answer: BaseException) -> None:
+    """Silence of a pod is ordinary; anything else is raised."""
+    if isinstance(answer, ContractError | ScrapeError):
+        logger.warning("a pod does not follow the contract: %s", answer)
+    elif not isinstance(answer, RankUnreachableError):
+        raise answer

@@ -1,0 +1,340 @@
+"""The bundled data: Python's own standard library as bytes, prepared once, read through memory maps.
+
+    python -m cost_aware_trainer.data prepare --output DIR [--source DIR]
+
+writes `train.bin`, `heldout.bin` (concatenated sources, a zero byte after each file) and, last, `manifest.json`.
+Without a manifest nothing was prepared. Any folder with the same three files is a data set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import hashlib
+import json
+import os
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+SEPARATOR = b"\0"
+HELDOUT_FRACTION = 0.02
+SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
+"""Installed packages are not the standard library. Its own tests are part of it where the installation ships them."""
+
+Split = Literal["train", "heldout"]
+SPLITS: tuple[Split, ...] = ("train", "heldout")
+
+
+class DataError(ValueError):
+    """A data folder that cannot be used; the text says which file, what is wrong and how to get a good one."""
+
+
+@dataclass(frozen=True)
+class SourceFile:
+    """One file of the corpus: its relative path, size, hash and the part that it went to."""
+
+    path: str
+    bytes: int
+    sha256: str
+    split: Split
+
+
+@dataclass(frozen=True)
+class PartFacts:
+    """Size and hash of `train.bin` or `heldout.bin`."""
+
+    bytes: int
+    sha256: str
+    files: int
+
+
+@dataclass(frozen=True)
+class DataManifest:
+    """What `manifest.json` says about a data folder."""
+
+    train: PartFacts
+    heldout: PartFacts
+    files: tuple[SourceFile, ...]
+    format_version: int = FORMAT_VERSION
+
+    def part(self, split: Split) -> PartFacts:
+        """The facts of one part."""
+        return self.train if split == "train" else self.heldout
+
+    def to_json(self) -> str:
+        """The manifest's text, the same for the same content."""
+        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Reads a folder's manifest.
+
+        Raises:
+            DataError: there is none, or it is not one.
+        """
+        path = folder / MANIFEST
+        try:
+            return cls.parse(path.read_bytes(), f"{path}", _how_to_prepare(folder))
+        except FileNotFoundError:
+            raise DataError(f"dataFolder {folder}: no {MANIFEST}; {_how_to_prepare(folder)}") from None
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror}") from None
+
+    @classmethod
+    def parse(cls, content: bytes, where: str, what_to_do: str = "upload the data set again") -> Self:
+        """Reads a manifest's text; raises DataError, beginning with `where`, if it is not one."""
+        try:
+            document: dict[str, Any] = json.loads(content)
+            if document["format_version"] != FORMAT_VERSION:
+                raise DataError(
+                    f"{where}: format version {document['format_version']}, this trainer reads {FORMAT_VERSION}"
+                )
+            return cls(
+                train=PartFacts(**document["train"]),
+                heldout=PartFacts(**document["heldout"]),
+                files=tuple(SourceFile(**file) for file in document["files"]),
+            )
+        except DataError:
+            raise
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{where}: not a data manifest ({error!r}); {what_to_do}") from None
+
+
+def _how_to_prepare(folder: Path) -> str:
+    return f"run `python -m cost_aware_trainer.data prepare --output {folder}`"
+
+
+class TokenPart(Protocol):
+    """One part's bytes, wherever they are."""
+
+    def __len__(self) -> int:
+        """Its size in bytes."""
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
+        """The `length` bytes from each start on, as (starts, length); DataError if they cannot be had."""
+
+
+class MappedPart(TokenPart):
+    """A file, mapped into memory."""
+
+    def __init__(self, path: Path) -> None:
+        self._bytes: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
+
+    def __len__(self) -> int:
+        return len(self._bytes)
+
+    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
+        """See Part."""
+        found: NDArray[np.uint8] = self._bytes[starts[:, None] + np.arange(length, dtype=np.int64)]
+        return found
+
+
+def check_window(name: str, size_bytes: int, sequence_length: int) -> None:
+    """Raises DataError where a part is too small for one window."""
+    if size_bytes <= sequence_length:
+        raise DataError(
+            f"{name}: {size_bytes} bytes hold no window of sequenceLength {sequence_length} + 1; use more data or a "
+            f"sequenceLength of at most {max(1, size_bytes - 1)}"
+        )
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """An opened data set: both parts, and what their manifest says."""
+
+    manifest: DataManifest
+    train: TokenPart
+    heldout: TokenPart
+    sequence_length: int
+
+    @classmethod
+    def open(cls, folder: Path, sequence_length: int, *, verify_hashes: bool) -> Self:
+        """Opens and checks a data folder: sizes always, SHA-256 of both parts with `verify_hashes`.
+
+        Raises:
+            DataError: a part is missing, shorter than its manifest says, changed, or too small for one window.
+        """
+        manifest = DataManifest.read(folder)
+        parts: dict[Split, TokenPart] = {}
+        for split in SPLITS:
+            check_part(folder, split, manifest, verify_hash=verify_hashes)
+            check_window(str(_part_path(folder, split)), manifest.part(split).bytes, sequence_length)
+            parts[split] = MappedPart(_part_path(folder, split))
+        return cls(manifest, parts["train"], parts["heldout"], sequence_length)
+
+    @property
+    def windows(self) -> int:
+        """How many training samples there are: windows of sequence_length inputs and one more byte, the last target."""
+        return (len(self.train) - 1) // self.sequence_length
+
+    def train_windows(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Bytes of training windows as (samples, sequence_length + 1) tokens."""
+        return self._gather(self.train, windows.astype(np.int64) * self.sequence_length)
+
+    def heldout_windows(self, count: int) -> NDArray[np.int64]:
+        """Where up to `count` held-out windows start: evenly spread, the same at every evaluation of every rank."""
+        available = (len(self.heldout) - 1) // self.sequence_length
+        count = min(count, available)
+        return (np.arange(count, dtype=np.int64) * available // count) * self.sequence_length
+
+    def heldout_tokens(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Bytes of held-out windows as (samples, sequence_length + 1) tokens."""
+        return self._gather(self.heldout, starts)
+
+    def _gather(self, part: TokenPart, starts: NDArray[np.int64]) -> NDArray[np.int64]:
+        return part.windows(starts, self.sequence_length + 1).astype(np.int64)
+
+
+def _part_path(folder: Path, split: Split) -> Path:
+    return folder / f"{split}.bin"
+
+
+def check_part(folder: Path, split: Split, manifest: DataManifest, *, verify_hash: bool) -> None:
+    """Compares one part with its manifest.
+
+    Raises:
+        DataError: missing, of another size, or (with `verify_hash`) of another content.
+    """
+    path, facts = _part_path(folder, split), manifest.part(split)
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes != facts.bytes:
+            raise DataError(
+                f"{path}: {size_bytes} bytes, its manifest says {facts.bytes}; the copy is incomplete or was replaced: "
+                f"remove the folder's {MANIFEST} and {_how_to_prepare(folder)}"
+            )
+        if verify_hash and sha256_of_file(path) != facts.sha256:
+            raise DataError(
+                f"{path}: its SHA-256 is not the manifest's; remove {MANIFEST} and {_how_to_prepare(folder)}"
+            )
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; {_how_to_prepare(folder)}") from None
+
+
+def sha256_of_file(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def split_of(path: str) -> Split:
+    """The part that a source file belongs to, by a hash of its relative path: the same in every release and place."""
+    word = int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big")
+    return "heldout" if word < HELDOUT_FRACTION * 2**64 else "train"
+
+
+def source_paths(source: Path) -> list[str]:
+    """Relative POSIX paths of the Python sources under a folder, sorted."""
+    found: list[str] = []
+    for folder, subfolders, names in os.walk(source):
+        subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
+        found += [(Path(folder) / name).relative_to(source).as_posix() for name in names if name.endswith(".py")]
+    return sorted(found)
+
+
+def prepare(output: Path, source: Path) -> bool:
+    """Prepares a data folder; True if it was written now, False if a good one was there.
+
+    Raises:
+        DataError: the source has no Python files, or only ones of a single split.
+        OSError: the folder cannot be written.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    if _is_prepared(output):
+        return False
+    paths = source_paths(source)
+    if {split_of(path) for path in paths} != set(SPLITS):
+        raise DataError(
+            f"--source {source}: {len(paths)} .py files are too few to train on and to hold out; name a larger folder"
+        )
+    (output / MANIFEST).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".preparing-", dir=output) as scratch:
+        manifest = _write_parts(Path(scratch), source, paths)
+        (Path(scratch) / MANIFEST).write_text(manifest.to_json())
+        for name in ("train.bin", "heldout.bin", MANIFEST):
+            (Path(scratch) / name).chmod(0o644)
+            (Path(scratch) / name).replace(output / name)
+    return True
+
+
+def _is_prepared(output: Path) -> bool:
+    """Whether a good data set is there; what is wrong with a bad one is said before it is replaced."""
+    if not (output / MANIFEST).exists():
+        return False
+    try:
+        manifest = DataManifest.read(output)
+        for split in SPLITS:
+            check_part(output, split, manifest, verify_hash=True)
+    except DataError as error:
+        print(f"preparing again: {error}", file=sys.stderr)
+        return False
+    return True
+
+
+def _write_parts(folder: Path, source: Path, paths: list[str]) -> DataManifest:
+    files: list[SourceFile] = []
+    hashes = {split: hashlib.sha256() for split in SPLITS}
+    with _part_path(folder, "train").open("wb") as train, _part_path(folder, "heldout").open("wb") as heldout:
+        for done, path in enumerate(paths, start=1):
+            split = split_of(path)
+            content = (source / path).read_bytes()
+            (train if split == "train" else heldout).write(content + SEPARATOR)
+            hashes[split].update(content + SEPARATOR)
+            files.append(SourceFile(path, len(content), hashlib.sha256(content).hexdigest(), split))
+            _show_progress(done, len(paths))
+        for part in (train, heldout):
+            part.flush()
+            os.fsync(part.fileno())
+    facts = {
+        split: PartFacts(
+            bytes=sum(file.bytes + len(SEPARATOR) for file in files if file.split == split),
+            sha256=hashes[split].hexdigest(),
+            files=sum(file.split == split for file in files),
+        )
+        for split in SPLITS
+    }
+    return DataManifest(train=facts["train"], heldout=facts["heldout"], files=tuple(files))
+
+
+def _show_progress(done: int, total: int) -> None:
+    """A bar on a terminal, a line every tenth of the way elsewhere."""
+    if sys.stderr.isatty():
+        filled = 40 * done // total
+        print(f"\r[{'#' * filled}{'.' * (40 - filled)}] {done}/{total} files", end="", file=sys.stderr)
+        if done == total:
+            print(file=sys.stderr)
+    elif done == total or done * 10 // total != (done - 1) * 10 // total:
+        print(f"{done}/{total} files", file=sys.stderr)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; 0 when the data set is there, 1 when it could not be prepared."""
+    parser = argparse.ArgumentParser(
+        prog="python -m cost_aware_trainer.data", description="Prepares the bundled data set."
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    command = commands.add_parser("prepare", help="write train.bin, heldout.bin and manifest.json")
+    command.add_argument("--output", type=Path, required=True, help="the data folder to write")
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    command.add_argument("--source", type=Path, default=stdlib, help="a folder of .py files")
+    options = parser.parse_args(arguments)
+    try:
+        written = prepare(options.output, options.source)
+        manifest = DataManifest.read(options.output)
+    except (DataError, OSError) as error:
+        print(f"not prepared: {error}", file=sys.stderr)
+        return 1
+    print(
+        f"{'prepared' if written else 'already prepared'}: {options.output}: {manifest.train.bytes} bytes of "
+        f"{manifest.train.files} files to train on, {manifest.heldout.bytes} of {manifest.heldout.files} held out"
+    )
+    return 0

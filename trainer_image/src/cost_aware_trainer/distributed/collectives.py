@@ -1,0 +1,207 @@
+"""The ranks' process groups, and the few small collectives by which they stay of one mind."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from cost_aware_trainer.contract import ENV_PULSE_FOLDER
+from cost_aware_trainer.contract.heartbeat import Heart
+
+ENV_COLLECTIVE_TIMEOUT = "CATJ_COLLECTIVE_TIMEOUT_SECONDS"
+TIMEOUT = timedelta(seconds=float(os.environ.get(ENV_COLLECTIVE_TIMEOUT, "60")))
+"""A collective that takes longer has lost a peer; torch's own 30 minutes would be paid for by every other rank."""
+
+_FLAGS = 6
+_LIMBS = 4
+_LIMB_BITS = 16
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This rank's place in the run, and its two process groups.
+
+    `background` is gloo and used only by asynchronous checkpoints: collectives of two threads on one group would
+    interleave differently on different ranks.
+    """
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+    background: dist.ProcessGroup | None
+    heart: Heart = field(default_factory=lambda: Heart(None, 0))
+    """By which the agent sees that this rank gets on; whatever waits for others says so."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which decides and writes for all."""
+        return self.rank == 0
+
+    def synchronise(self) -> None:
+        """Waits until the device has done what was asked of it; nothing to wait for on a CPU."""
+        if self.device.type == "cuda":
+            # The device itself waits for other ranks in NCCL's kernels, and the host cannot tell that from work.
+            with self.heart.waiting():
+                torch.cuda.synchronize(self.device)
+
+    def sum(self, values: list[float]) -> list[float]:
+        """Element-wise sums over all ranks, in float64."""
+        if self.size == 1:
+            return values
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        with self.heart.waiting():
+            dist.all_reduce(tensor)
+            sums: list[float] = tensor.tolist()
+        return sums
+
+    def broadcast_json(self, document: Any) -> Any:
+        """Rank 0's document on every rank: JSON in a byte tensor, so that nothing is unpickled."""
+        if self.size == 1:
+            return document
+        content = json.dumps(document).encode() if self.is_first else b""
+        with self.heart.waiting():
+            length = torch.tensor([len(content)], dtype=torch.int64, device=self.device)
+            dist.broadcast(length, src=0)
+            buffer = torch.zeros(int(length.item()), dtype=torch.uint8, device=self.device)
+            if self.is_first:
+                buffer.copy_(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+            dist.broadcast(buffer, src=0)
+            received = bytes(buffer.cpu().numpy())
+        return json.loads(received)
+
+    def first_problem(self, problem: str) -> str:
+        """The problem of the lowest rank that has one, on every rank; empty if none has."""
+        if self.size == 1:
+            return problem
+        texts = [torch.zeros(1024, dtype=torch.uint8, device=self.device) for _ in range(self.size)]
+        mine = problem.encode()[:1024].ljust(1024, b"\0")
+        with self.heart.waiting():
+            dist.all_gather(texts, torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device))
+        problems = [bytes(text.cpu().numpy()).rstrip(b"\0").decode(errors="replace") for text in texts]
+        return next((text for text in problems if text), "")
+
+    def barrier(self) -> None:
+        """Waits for all ranks."""
+        if self.size > 1:
+            with self.heart.waiting():
+                dist.barrier()
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """Where the ranks of a run meet. It outlives process groups, so that they can be made anew in living processes."""
+
+    store: Store | None
+    rank: int
+    size: int
+    local_rank: int
+    heart: Heart = field(default_factory=lambda: Heart(None, 0))
+
+    @classmethod
+    def from_environment(cls) -> Self:
+        """Goes where torchrun's environment says; a single rank needs no place to meet."""
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+        folder = os.environ.get(ENV_PULSE_FOLDER)
+        heart = Heart(Path(folder) if folder else None, rank)
+        store = next(rendezvous("env://", timeout=TIMEOUT))[0] if size > 1 else None
+        return cls(store, rank, size, int(os.environ.get("LOCAL_RANK", "0")), heart)
+
+    def join(self, generation: str) -> Ranks:
+        """Makes the run's process groups: nccl where CUDA is available, gloo otherwise.
+
+        All ranks must name the same `generation`, and never one that was used before.
+        """
+        has_cuda = torch.cuda.is_available()
+        device = torch.device("cuda", self.local_rank) if has_cuda else torch.device("cpu")
+        if has_cuda:
+            torch.cuda.set_device(device)
+        if self.store is None:
+            return Ranks(self.rank, self.size, self.local_rank, device, None, self.heart)
+        store = PrefixStore(f"generation/{generation}", self.store)
+        backend = "nccl" if has_cuda else "gloo"
+        with self.heart.waiting():
+            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
+            background = dist.new_group(backend="gloo", timeout=TIMEOUT)
+        assert isinstance(background, dist.ProcessGroup)  # noqa: S101  every rank is a member
+        return Ranks(self.rank, self.size, self.local_rank, device, background, self.heart)
+
+
+def disconnect() -> None:
+    """Leaves the run, if it was joined."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@dataclass(frozen=True)
+class StepVote:
+    """What a rank brings to the one small all-reduce of a step."""
+
+    loss_sum: float
+    checksum: int
+    squared_norm: float = 0.0
+    wants_stop: bool = False
+    wants_checkpoint: bool = False
+    save_failed: bool = False
+    is_ready: bool = False
+    """Whether the rank has seen a new plan; the combined vote says whether all have."""
+    wants_copy: bool = False
+    is_copying: bool = False
+    """Whether a copy to other nodes' memory is under way."""
+    work_seconds: float = 0.0
+    """How long the rank itself has worked since the last vote."""
+    work_seconds_of: tuple[float, ...] = ()
+    """The same of every rank, by rank; only in the combined vote."""
+
+
+def combine(ranks: Ranks, vote: StepVote) -> StepVote:
+    """Sums losses, squared norms and checksums (modulo 2^64) and takes the "or" of flags, in one all-reduce.
+
+    Only `is_ready` is true if it is true of all.
+
+    Each rank's working time has a place of its own, in which the others add 0.
+
+    A checksum travels as four limbs of 16 bits, whose sums float64 holds exactly for up to 2^37 ranks.
+    """
+    limbs = [float((vote.checksum >> (_LIMB_BITS * i)) & 0xFFFF) for i in range(_LIMBS)]
+    votes = (
+        *(vote.wants_stop, vote.wants_checkpoint, vote.save_failed),
+        *(vote.wants_copy, vote.is_copying, vote.is_ready),
+    )
+    flags = [float(flag) for flag in votes]
+    work = [vote.work_seconds if rank == ranks.rank else 0.0 for rank in range(ranks.size)]
+    loss_sum, squared_norm, *rest = ranks.sum([vote.loss_sum, vote.squared_norm, *flags, *limbs, *work])
+    (stop, checkpoint, failed, copy, copying, ready), rest = rest[:_FLAGS], rest[_FLAGS:]
+    summed_limbs, work = rest[:_LIMBS], rest[_LIMBS:]
+    checksum = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(summed_limbs)) & ((1 << 64) - 1)
+    return StepVote(
+        loss_sum,
+        checksum,
+        squared_norm,
+        stop > 0,
+        checkpoint > 0,
+        failed > 0,
+        ready == ranks.size,
+        copy > 0,
+        copying > 0,
+        work_seconds_of=tuple(work),
+    )
+
+
+def combine_bytes(ranks: Ranks) -> float:
+    """Bytes that `combine` sends per rank in a ring."""
+    return ring_bytes((2 + _FLAGS + _LIMBS + ranks.size) * 8, ranks.size)
+
+
+def ring_bytes(payload_bytes: float, ranks: int) -> float:
+    """Bytes that each rank sends in a ring all-reduce: 2 (n-1) / n × payload."""
+    return 2 * (ranks - 1) / ranks * payload_bytes

@@ -1,0 +1,1 @@
+"""Gradients in fewer bits: quantisation, compressed sums and compressed reduce-scatter."""

@@ -1,0 +1,46 @@
+"""What a rank waits for weights and gradients that fully_shard moves: torch does it inside of forward and backward."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+from cost_aware_trainer.telemetry.traffic import Axis, Traffic
+
+_WAITING = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
+"""Methods of torch 2.15 that gather weights, wait for them, scatter gradients, and wait for those. Gathers and scatters that run
+behind computation only cost their launch and copies here."""
+
+
+@contextmanager
+def waits_timed(traffic: Traffic) -> Iterator[None]:
+    """Counts what fully_shard waits for inside the block as exposed on the data axis."""
+    originals = {name: getattr(FSDPParamGroup, name) for name in _WAITING}
+    depth = [0]
+
+    def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*arguments: Any, **named: Any) -> Any:
+            if depth[0]:
+                # one of them calls another: what the outer one takes is counted once
+                return original(*arguments, **named)
+            depth[0] += 1
+            try:
+                with traffic.exposed(Axis.DATA):
+                    return original(*arguments, **named)
+            finally:
+                depth[0] -= 1
+
+        return call
+
+    for name, original in originals.items():
+        setattr(FSDPParamGroup, name, timed(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(FSDPParamGroup, name, original)

@@ -1,0 +1,74 @@
+"""When a run saves and how a save ends, the same for the bundled trainer and for a session of a user's own."""
+
+from __future__ import annotations
+
+import time
+
+from cost_aware_trainer.contract import Metric
+from cost_aware_trainer.distributed.collectives import Ranks
+from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError, RunProgress
+from cost_aware_trainer.state.state import Checksums, StatePart
+from cost_aware_trainer.telemetry.metrics import RankMetrics
+
+
+class PeriodicSaves:
+    """Saves as often as the plan says; what fails on one rank is an error on all."""
+
+    def __init__(self, checkpointer: Checkpointer, ranks: Ranks, metrics: RankMetrics, interval_seconds: float) -> None:
+        self._checkpointer, self._ranks, self._metrics = checkpointer, ranks, metrics
+        self._interval_seconds = interval_seconds
+        self._failure = ""
+        self._saved_at_seconds = time.monotonic()
+        self.waited_seconds = 0.0
+        """How long the last save took that the ranks waited for."""
+
+    def join(self, ranks: Ranks, interval_seconds: float) -> None:
+        """Goes on with new process groups; no save may be under way."""
+        self._ranks, self._interval_seconds = ranks, interval_seconds
+        self._checkpointer.join(ranks)
+
+    def is_due(self) -> bool:
+        """Whether to save now. Rank 0's clock alone decides; not while a save is under way, which it would have to wait for."""
+        due = time.monotonic() - self._saved_at_seconds >= self._interval_seconds
+        return self._ranks.is_first and due and not self._checkpointer.is_saving
+
+    def has_failed(self) -> bool:
+        """Whether the save under way has failed on this rank; `settle` then raises on all."""
+        try:
+            self._checkpointer.poll()
+        except CheckpointError as error:
+            self._failure = str(error)
+            return True
+        self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
+        return False
+
+    def save(
+        self, progress: RunProgress, attempt: int, parts: list[StatePart], checksums: Checksums, *, wait: bool
+    ) -> None:
+        """Starts a save, after the one before has ended; waits for its end where nobody may leave before it exists.
+
+        Raises:
+            CheckpointError: one of the two failed on a rank.
+        """
+        began_seconds = time.monotonic()
+        self.settle()
+        self._checkpointer.start_save(progress, attempt, parts, checksums)
+        if wait:
+            self.settle()
+            self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
+            self.waited_seconds = time.monotonic() - began_seconds
+        self._saved_at_seconds = time.monotonic()
+
+    def settle(self) -> None:
+        """Waits until no save is under way on any rank.
+
+        Raises:
+            CheckpointError: a save failed on a rank.
+        """
+        try:
+            self._checkpointer.wait()
+        except CheckpointError as error:
+            self._failure = str(error)
+        problem = self._ranks.first_problem(self._failure)
+        if problem:
+            raise CheckpointError(problem)

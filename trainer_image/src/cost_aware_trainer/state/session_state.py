@@ -1,0 +1,82 @@
+"""The state of any model and any of torch's optimizers, as whole tensors by name, for the checkpoints of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from cost_aware_trainer.data.samples import checksum_text
+from cost_aware_trainer.distributed.layout import Box
+from cost_aware_trainer.state.manifests import TensorFacts
+from cost_aware_trainer.state.state import Checksums, StatePart, checksum
+from cost_aware_trainer.state.validation import InvalidRunError
+
+
+def allocate_state(optimizer: torch.optim.Optimizer) -> None:
+    """Gives the optimizer the state that a first step would, with gradients and rates of 0, so that loading can fill it.
+
+    Raises:
+        InvalidRunError: the optimizer keeps something else than tensors.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InvalidRunError(
+            "optimizer: LBFGS calls the loss itself; use one that steps once per backward pass, as AdamW"
+        )
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for state in optimizer.state.values():
+        for name, value in state.items():
+            if value is not None and not isinstance(value, Tensor):
+                raise InvalidRunError(
+                    f"optimizer: {type(optimizer).__name__} keeps {name} as {type(value).__name__}, which checkpoints "
+                    "cannot hold; use one whose state are tensors, as SGD's or AdamW's"
+                )
+
+
+def whole_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[StatePart]:
+    """The state in place: `model.…` for parameters and buffers, `optimizer.state.<parameter>.…` for the optimizer's."""
+    tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in model.state_dict(keep_vars=False).items()}
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state.get(parameter, {}).items():
+            if isinstance(value, Tensor):
+                tensors[f"optimizer.state.{name}.{key}"] = value
+    return [_whole(name, tensor.detach()) for name, tensor in tensors.items()]
+
+
+def _whole(name: str, tensor: Tensor) -> StatePart:
+    shape = tuple(tensor.shape)
+    return StatePart(name, tensor, Box((0,) * len(shape), shape), shape, name, is_copy=False)
+
+
+class WholeChecksums(Checksums):
+    """Checksums where every rank holds every tensor whole, so that nobody has to be asked."""
+
+    def __init__(self) -> None:
+        """Knows nothing but what it is given."""
+
+    def facts(self, state: Mapping[str, Tensor], parts: list[StatePart]) -> dict[str, TensorFacts]:
+        """Facts of all tensors; `state` holds staged values."""
+        return {
+            part.name: TensorFacts(
+                shape=part.shape,
+                dtype=str(part.values.dtype),
+                checksum=checksum_text(checksum(state[part.name], part.box, part.shape)),
+            )
+            for part in parts
+        }
+
+    def wrong(self, parts: list[StatePart], facts: Mapping[str, TensorFacts]) -> Iterator[str]:
+        """Names of tensors that have another content than `facts` say, or that they do not name."""
+        for part in parts:
+            expected = facts.get(part.name)
+            if expected is None or expected.checksum != checksum_text(checksum(part.values, part.box, part.shape)):
+                yield part.name

@@ -1,0 +1,34 @@
+"""How long it takes to get from an order to the first step under it, stage by stage, in a new process and in one that goes on."""
+
+from __future__ import annotations
+
+import time
+from typing import Self
+
+from cost_aware_trainer.contract import Launch, LaunchStage
+
+
+class Stopwatch:
+    """Times stages one after the other, the first from `ordered_seconds_ago`."""
+
+    def __init__(self, ordered_seconds_ago: float = 0.0) -> None:
+        self._since_seconds = time.monotonic() - ordered_seconds_ago
+        self.stage_seconds: dict[LaunchStage, float] = {}
+
+    @classmethod
+    def of_start(cls, launch: Launch | None) -> Self:
+        """Of a process whose imports are done; what was before them its agent has measured, if it has one."""
+        watch = cls()
+        if launch:
+            watch.stage_seconds = {
+                LaunchStage.DRAIN: launch.drain_seconds,
+                LaunchStage.SAVE: launch.save_seconds,
+                LaunchStage.RELAUNCH: max(0.0, time.monotonic() - launch.at_seconds),
+            }
+        return watch
+
+    def end(self, stage: LaunchStage) -> None:
+        """Ends a stage; the next begins."""
+        now_seconds = time.monotonic()
+        self.stage_seconds[stage] = now_seconds - self._since_seconds
+        self._since_seconds = now_seconds

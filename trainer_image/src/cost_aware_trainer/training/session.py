@@ -1,0 +1,398 @@
+"""Your own model in a run that can be stopped, moved, and resumed under any number of replicas. See docs/trainer.md.
+
+Example:
+    with TrainingSession(model, optimizer, folder=…, samples=len(images), global_samples=32, steps=500) as session:
+        for x, y in session.batches(lambda indices: (images[indices], labels[indices])):
+            session.step(F.cross_entropy(model(x), y, reduction="sum"))
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from cost_aware_trainer.contract import (
+    EXIT_INVALID,
+    AgentPhase,
+    CheckpointPlan,
+    DegreesPlan,
+    LaunchStage,
+    Metric,
+    Phase,
+    RunResult,
+)
+from cost_aware_trainer.contract.rank_environment import StepsLog, StopSignal, Surroundings
+from cost_aware_trainer.data.samples import SampleOrder, Shard, add_checksums, checksum, checksum_text
+from cost_aware_trainer.distributed.collectives import Ranks, Rendezvous, StepVote, combine, combine_bytes, disconnect
+from cost_aware_trainer.distributed.gradients import DataSum, Held
+from cost_aware_trainer.distributed.layout import Box
+from cost_aware_trainer.distributed.mesh import data_mesh
+from cost_aware_trainer.distributed.stragglers import WorkMeter, book_straggler_wait
+from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError, RunProgress
+from cost_aware_trainer.state.manifests import RunFacts
+from cost_aware_trainer.state.saves import PeriodicSaves
+from cost_aware_trainer.state.session_state import WholeChecksums, allocate_state, whole_parts
+from cost_aware_trainer.state.validation import InvalidRunError
+from cost_aware_trainer.telemetry.launch_stages import Stopwatch
+from cost_aware_trainer.telemetry.metrics import RankMetrics, peak_memory_bytes
+from cost_aware_trainer.telemetry.phases import PhaseClock
+from cost_aware_trainer.telemetry.traffic import Axis
+
+logger = logging.getLogger(__name__)
+
+Batch = TypeVar("Batch")
+
+
+class DivergedSessionError(RuntimeError):
+    """The loss or the gradient is no longer a finite number; the last checkpoint is kept."""
+
+
+class TrainingSession:
+    """One rank of a data-parallel run of a user's own model, from its checkpoint to its result.
+
+    Every rank builds the same model and optimizer; rank 0's weights count. The loss is a *sum* over samples; it is divided
+    by `global_samples` here, and gradients are summed over replicas, so that no degree enters into what is trained.
+
+    Args:
+        model: on any device; it is moved to the rank's own before the optimizer's state exists.
+        optimizer: of the model's parameters, whose state are tensors; not stepped yet.
+        folder: where the run is saved, shared by all nodes; its parent must exist.
+        samples: how many there are; `batches` asks for them by index.
+        global_samples: samples of one step; a multiple of the number of ranks × `micro_batches`.
+        steps: optimizer steps of the whole run.
+        seed: determines the order of the samples.
+        micro_batches: calls of `backward` in a step, on each rank.
+        learning_rate: the rate of a step (from 1), if it changes; a pure function, so that there is nothing to save.
+        clip_norm: the largest gradient norm that is not scaled down.
+        interval_seconds: between periodic checkpoints, of which the newest `keep` stay.
+        data_fingerprint: what identifies the data; another one is refused when the run resumes.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        folder: str | Path,
+        samples: int,
+        global_samples: int,
+        steps: int,
+        seed: int = 0,
+        micro_batches: int = 1,
+        learning_rate: Callable[[int], float] | None = None,
+        clip_norm: float = math.inf,
+        interval_seconds: float = 60.0,
+        keep: int = 2,
+        data_fingerprint: str = "",
+    ) -> None:
+        self.model, self.optimizer, self.steps, self.global_samples = model, optimizer, steps, global_samples
+        self._learning_rate, self._clip_norm, self._seed = learning_rate, clip_norm, seed
+        self._samples, self._micro_batches = samples, micro_batches
+        self._folder, self._plan = (
+            Path(folder),
+            CheckpointPlan(folder=str(folder), interval_seconds=interval_seconds, keep=keep),
+        )
+        self._facts = RunFacts(
+            model={"parameters": sum(parameter.numel() for parameter in model.parameters())},
+            seed=seed,
+            global_samples=global_samples,
+            data_sha256=data_fingerprint or f"{samples} samples",
+        )
+        self._surroundings = Surroundings.from_environment()
+        self._stop = StopSignal(self._surroundings)
+        self._order = SampleOrder(samples, seed)
+        self._progress = RunProgress()
+        self._heldout_loss: float | None = None
+        self._loss_sum, self._trained, self._backwards = 0.0, 0, 0
+        self._stopped = False
+
+    def __enter__(self) -> Self:
+        """Joins the other ranks and resumes from the newest checkpoint; a run that can never work exits with EXIT_INVALID."""
+        start = Stopwatch.of_start(self._surroundings.launch)
+        try:
+            self._check()
+            self._stop.listen()
+            self._join(start)
+            start.end(LaunchStage.REBUILD)
+            self._resume()
+            start.end(LaunchStage.LOAD)
+        except InvalidRunError as error:
+            self._surroundings.write_result(RunResult(outcome=AgentPhase.INVALID, message=str(error)))
+            print(f"invalid run: {error}", file=sys.stderr, flush=True)
+            sys.exit(EXIT_INVALID)
+        self._stage_seconds = start.stage_seconds
+        self._clock = PhaseClock(synchronise=self.ranks.synchronise, on_phase=self._beat)
+        self._work = WorkMeter(self._clock)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Leaves the result for the agent: completed, stopped with a checkpoint, or failed with its reason."""
+        self._checkpointer.close()
+        self._data_sum.close()
+        self._log.close()
+        if isinstance(error, DivergedSessionError | CheckpointError):
+            self._write_result(AgentPhase.FAILED, str(error))
+        if error is None:
+            is_complete = self.step_number >= self.steps
+            self._write_result(
+                AgentPhase.COMPLETED if is_complete else AgentPhase.CHECKPOINTED,
+                "" if is_complete else "stopped as asked, with a checkpoint",
+            )
+            disconnect()
+            self.ranks.heart.close()
+
+    def _beat(self, phase: Phase) -> None:
+        self.ranks.heart.beat(phase.value, self.step_number + 1)
+
+    def _check(self) -> None:
+        positive = {"samples": self._samples, "global_samples": self.global_samples, "steps": self.steps}
+        for name, value in positive.items():
+            if value < 1:
+                raise InvalidRunError(f"{name}: {value} is not positive; write at least 1")
+
+    def _join(self, start: Stopwatch) -> None:
+        rendezvous = Rendezvous.from_environment()
+        unit = rendezvous.size * self._micro_batches
+        if self.global_samples % unit:
+            raise InvalidRunError(
+                f"global_samples: {self.global_samples} is no multiple of {rendezvous.size} ranks × {self._micro_batches} "
+                f"micro-batches; write {(self.global_samples // unit + 1) * unit}, or start another number of ranks"
+            )
+        self.ranks: Ranks = rendezvous.join("first")
+        start.end(LaunchStage.RENDEZVOUS)
+        self._shard = Shard(self.global_samples, self.ranks.rank, self.ranks.size)
+        self._mesh = data_mesh(self.ranks)
+        self.model.to(self.ranks.device)
+        self._data_sum = DataSum(self._mesh, self._micro_batches)
+        if self.ranks.size > 1:
+            self._data_sum.watch([held for held in self._held() if held.parameter.requires_grad])
+        self._metrics = RankMetrics(self.ranks.rank)
+        self._metrics.serve(self.ranks.local_rank)
+        self._log = StepsLog(self._folder / "steps.jsonl" if self.ranks.is_first else None)
+
+    def _held(self) -> list[Held]:
+        """The model's parameters, each whole on every rank."""
+        return [
+            Held(name, parameter, Box((0,) * parameter.ndim, tuple(parameter.shape)), is_copy=False)
+            for name, parameter in self.model.named_parameters()
+        ]
+
+    def _resume(self) -> None:
+        """Fills model and optimizer from the newest good checkpoint, or makes all ranks begin with rank 0's weights."""
+        self._checkpointer = Checkpointer(self._plan, self.ranks, self._facts)
+        self._saves = PeriodicSaves(self._checkpointer, self.ranks, self._metrics, self._plan.interval_seconds)
+        self._checkpointer.check_folder()
+        allocate_state(self.optimizer)
+        parts = whole_parts(self.model, self.optimizer)
+        shapes = {part.name.removeprefix("model."): part.shape for part in parts if part.name.startswith("model.")}
+        found = self._checkpointer.resume(parts, WholeChecksums(), shapes)
+        if found:
+            self._progress = RunProgress(found.step, int(found.samples_checksum, 16), found.loss)
+        else:
+            self.optimizer.state.clear()
+            self._share(part.values for part in parts if part.name.startswith("model."))
+        if self.ranks.is_first:
+            logger.info("session: %s", f"resuming after step {found.step}" if found else "no checkpoint, starting")
+        for metric in (Metric.RESUMED_STEP, Metric.CHECKPOINT_STEP, Metric.STEP):
+            self._metrics.set(metric, self.step_number)
+        self._metrics.set(Metric.TOTAL_STEPS, self.steps)
+
+    def _share(self, tensors: Iterable[Tensor]) -> None:
+        """Gives every rank rank 0's values."""
+        if self.ranks.size > 1:
+            with self.ranks.heart.waiting():
+                for tensor in tensors:
+                    dist.broadcast(tensor, src=0)
+
+    @property
+    def device(self) -> torch.device:
+        """Where this rank computes."""
+        return self.ranks.device
+
+    @property
+    def step_number(self) -> int:
+        """The last completed step; 0 before the first."""
+        return self._progress.step
+
+    @property
+    def samples_checksum(self) -> str:
+        """An order-free hash over all samples that made the weights; the same for any degree and any stops."""
+        return checksum_text(self._progress.checksum)
+
+    def batches(self, load: Callable[[NDArray[np.int64]], Batch]) -> Iterator[Batch]:
+        """This rank's micro-batches, until the last step or until the run is asked to stop at a boundary.
+
+        `load` gets indices (samples of one micro-batch,) between 0 and `samples`; its time counts as data. Before each step
+        torch's random numbers are seeded from the run's seed, the step and the rank.
+
+        Raises:
+            RuntimeError: the loop's body did not call `step` after the step's last micro-batch.
+        """
+        micro_samples = self.global_samples // self.ranks.size // self._micro_batches
+        while self.step_number < self.steps and not self._stopped:
+            before = self.step_number
+            torch.manual_seed(hash((self._seed, before, self.ranks.rank)) & 0x7FFFFFFF)
+            for positions in self._shard.micro_batches(before, micro_samples):
+                with self._clock.phase(Phase.DATA):
+                    indices = self._order.at(positions)
+                    self._trained = add_checksums(self._trained, checksum(positions, indices))
+                    batch = load(indices.astype(np.int64))
+                yield batch
+            if self.step_number == before:
+                raise RuntimeError(
+                    "batches: the loop went on without a step; call session.step() after the backward pass"
+                )
+
+    def backward(self, loss_sum: Tensor) -> None:
+        """The backward pass of one micro-batch's summed loss; replicas' gradients are summed meanwhile."""
+        if self._backwards == 0 and self.ranks.size > 1:
+            self._data_sum.begin()
+        self._backwards += 1
+        (loss_sum / self.global_samples).backward()  # type: ignore[no-untyped-call]
+        self._loss_sum += float(loss_sum.detach())
+
+    def step(self, loss_sum: Tensor | None = None) -> float:
+        """Ends a step: applies the summed gradients, and saves or stops if that is due. Returns the mean loss.
+
+        `loss_sum` is the last micro-batch's, for a step that has not called `backward` for it.
+
+        Raises:
+            DivergedSessionError: the loss or the gradient is not finite.
+            CheckpointError: the run could not be saved.
+        """
+        if loss_sum is not None:
+            self.backward(loss_sum)
+        if self._backwards != self._micro_batches:
+            raise RuntimeError(f"step: {self._backwards} backward passes in it, micro_batches is {self._micro_batches}")
+        self._backwards = 0
+        if self.ranks.size > 1:
+            self._data_sum.finish()
+        self._clock.settle()
+        for seconds in self._mesh.traffic.take_seconds().values():
+            self._clock.move(Phase.COMPUTE, Phase.COMMUNICATION, seconds)
+        flags = self._stop.is_set(), self._saves.is_due(), self._saves.has_failed()
+        vote = StepVote(self._loss_sum, self._trained, 0.0, *flags, work_seconds=self._work.seconds())
+        with self._clock.phase(Phase.COMMUNICATION):
+            agreed = combine(self.ranks, vote)
+        book_straggler_wait(self._clock, agreed.work_seconds_of, self._mesh.place, DegreesPlan(data=self.ranks.size))
+        self._loss_sum, self._trained = 0.0, 0
+        loss, norm = agreed.loss_sum / self.global_samples, self._update(agreed.loss_sum)
+        total = add_checksums(self._progress.checksum, agreed.checksum)
+        self._progress, self._stopped = RunProgress(self.step_number + 1, total, loss), agreed.wants_stop
+        if agreed.save_failed:
+            self._saves.settle()
+        is_last = self.step_number == self.steps
+        if agreed.wants_stop or agreed.wants_checkpoint or is_last:
+            self._save(wait=agreed.wants_stop or is_last)
+        self._report(norm)
+        return loss
+
+    def _update(self, loss_sum: float) -> float:
+        """Clips, sets the rate and applies the optimizer; the gradient's norm before clipping."""
+        step = self.step_number + 1
+        with self._clock.phase(Phase.OPTIMIZER):
+            norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm))
+            if not math.isfinite(loss_sum) or not math.isfinite(norm):
+                raise DivergedSessionError(
+                    f"step {step}: loss {loss_sum / self.global_samples}, gradient norm {norm}: not finite; the checkpoint "
+                    f"of step {self._checkpointer.saved_step} is kept; lower the learning rate or set clip_norm"
+                )
+            if self._learning_rate:
+                for group in self.optimizer.param_groups:
+                    group["lr"] = self._learning_rate(step)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    @contextlib.contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """Books the block as evaluation, without gradients and with the model in its evaluation mode."""
+        was_training = self.model.training
+        self.model.eval()
+        with self._clock.phase(Phase.EVALUATION), torch.no_grad():
+            yield
+        self.model.train(was_training)
+
+    def sum(self, *values: float) -> list[float]:
+        """Sums over all ranks, of losses and counts for example; every rank must call it."""
+        return self.ranks.sum(list(values))
+
+    def report_heldout_loss(self, loss: float) -> None:
+        """Shows a held-out loss in metrics and in the result."""
+        self._heldout_loss = loss
+        self._metrics.set(Metric.HELDOUT_LOSS, loss)
+
+    def _save(self, *, wait: bool) -> None:
+        with self._clock.phase(Phase.CHECKPOINT):
+            # Each replica's buffers, a batch norm's statistics for example, have seen its own samples only.
+            self._share(self.model.buffers())
+            parts = whole_parts(self.model, self.optimizer)
+            self._saves.save(self._progress, self._surroundings.attempt, parts, WholeChecksums(), wait=wait)
+
+    def _report(self, norm: float) -> None:
+        lap, progress = self._clock.lap(), self._progress
+        self._work.end(lap)
+        sent_bytes = self._mesh.traffic.take_bytes()[Axis.DATA] + combine_bytes(self.ranks)
+        stage_seconds, self._stage_seconds = self._stage_seconds, {}
+        if stage_seconds:
+            stage_seconds[LaunchStage.FIRST_STEP] = lap.step_seconds
+            self._metrics.set_stages(stage_seconds)
+        gauges = {
+            Metric.STEP: progress.step,
+            Metric.LOSS: progress.loss or 0.0,
+            Metric.GRADIENT_NORM: norm,
+            Metric.LEARNING_RATE: float(self.optimizer.param_groups[0]["lr"]),
+            Metric.MEMORY_BYTES: peak_memory_bytes(self.ranks.device),
+        }
+        for gauge, value in gauges.items():
+            self._metrics.set(gauge, value)
+        self._metrics.add(Metric.STEPS, 1)
+        self._metrics.add(Metric.SAMPLES, self.global_samples / self.ranks.size)
+        self._metrics.add(Metric.COMMUNICATION_BYTES, sent_bytes)
+        overlapped_seconds = self._mesh.traffic.overlap.take_seconds()
+        self._metrics.add(Metric.OVERLAPPED_SECONDS, overlapped_seconds)
+        self._metrics.add_lap(lap)
+        self._log.write(
+            {
+                "attempt": self._surroundings.attempt,
+                "step": progress.step,
+                "loss": progress.loss,
+                "heldout_loss": self._heldout_loss,
+                "sample_first": (progress.step - 1) * self.global_samples,
+                "sample_last": progress.step * self.global_samples - 1,
+                "step_seconds": lap.step_seconds,
+                "seconds": {phase.value: seconds for phase, seconds in lap.phase_seconds.items()},
+                "overlapped_seconds": overlapped_seconds,
+                **({"reconfiguration_seconds": stage_seconds} if stage_seconds else {}),
+                "bytes": {Axis.DATA.value: sent_bytes},
+            }
+        )
+
+    def _write_result(self, outcome: AgentPhase, message: str) -> None:
+        result = RunResult(
+            outcome=outcome,
+            step=self.step_number,
+            total_steps=self.steps,
+            loss=self._progress.loss,
+            heldout_loss=self._heldout_loss,
+            samples=self.step_number * self.global_samples,
+            samples_checksum=self.samples_checksum,
+            message=message,
+            save_seconds=self._saves.waited_seconds,
+        )
+        if self.ranks.local_rank == 0:
+            self._surroundings.write_result(result)
