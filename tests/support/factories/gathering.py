@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-from tests.support.factories.facts import START, facts, job
+from tests.support.factories.facts import START, decide, facts, job
 
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.gather import CachedNodes, Gatherer
 from cost_aware_operator.sources.metrics_source import Answers
 from cost_aware_operator.workload.defaults import PodDefaults

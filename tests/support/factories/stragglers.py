@@ -7,9 +7,8 @@ from datetime import timedelta
 from typing import Any
 
 from tests.support.factories.adjusting import planned
-from tests.support.factories.facts import BOOK, START, agent, child, facts, job, pod
+from tests.support.factories.facts import BOOK, START, agent, child, decide, facts, job, pod
 
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.policy.decision import Decision
 from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.control.reading.run_record import RunRecord

@@ -13,6 +13,10 @@ INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ErrImagePullBackOff")
 
 
+CORDON = "node.kubernetes.io/unschedulable"
+"""The taint of a cordoned node."""
+
+
 @dataclass(frozen=True)
 class PodView:
     """A trainer pod."""
@@ -88,6 +92,11 @@ class NodeView:
     allocatable: Mapping[str, str] = field(default_factory=dict)
     taken: Mapping[str, float] | None = None
     """What other pods take of it, in base units; None where that is not known."""
+
+    @property
+    def is_cordoned(self) -> bool:
+        """Whether no new pods shall go there: a drain follows most often."""
+        return self.unschedulable or any(taint.key == CORDON for taint in self.taints)
 
 
 def _time(text: str | None) -> datetime | None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.factories.adjusting import SPEC, change, planned, situation, window
 from tests.support.factories.adjusting import verdict as verdict_of
-from tests.support.factories.facts import BOOK, START, agent, child, facts, job, merged, pod
+from tests.support.factories.facts import BOOK, START, agent, child, decide, facts, job, merged, pod
 from tests.support.factories.simulated import ACT
 from tests.support.factories.stragglers import scrapes
 
@@ -19,7 +19,6 @@ from cost_aware_operator.adjusting.history import History
 from cost_aware_operator.adjusting.simulate import World, simulate
 from cost_aware_operator.adjusting.situation import Action, Verdict, step_usd
 from cost_aware_operator.api.spec import AdjustPolicy
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space, make_plan, planning_key
 from cost_aware_operator.workload.job import template_hash

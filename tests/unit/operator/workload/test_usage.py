@@ -7,14 +7,13 @@ from typing import Any, cast
 
 import pytest
 from tests.support.factories.adjusting import PIPELINE
-from tests.support.factories.facts import facts, job, pod
+from tests.support.factories.facts import decide, facts, job, pod
 from tests.support.factories.gathering import Api, Clock, Source, gatherer
 from tests.support.factories.stragglers import FIRST, GIVEN, NODES, trained
 
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.api.status import ConditionType
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.gather import MOST_LOOKED_AT, NODE_SECONDS, CachedNodes
 from cost_aware_operator.control.reading.memory import Memory
 from cost_aware_operator.control.reading.run_record import RunRecord

@@ -11,12 +11,11 @@ from typing import Protocol
 from cost_aware_operator.adjusting.capacity import nodes_lost
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.api.spec import AdjustPolicy
-from cost_aware_operator.control.policy.disruption import cordoned
-from cost_aware_operator.control.policy.stragglers import stragglers_under
 from cost_aware_operator.control.reading.believable import believed, left_result
 from cost_aware_operator.control.reading.facts import Facts, MissingClaim, Unheard
 from cost_aware_operator.control.reading.memory import Memory
 from cost_aware_operator.control.reading.run_record import RunRecord, from_data
+from cost_aware_operator.control.reading.stragglers import stragglers_under
 from cost_aware_operator.control.reading.unreadable_record import RecordUnreadableError
 from cost_aware_operator.costs.tables.prices import PriceBook
 from cost_aware_operator.engines.cluster import Cluster, owner_uids
@@ -209,7 +208,7 @@ class Gatherer:
         if len(allowed) > 1 and policy is not AdjustPolicy.OFF:
             return await self._nodes.all(allowed)
         lost = any(nodes_lost(record.changes, plan.nodes))
-        if not (lost or any(map(cordoned, own)) or _straggling(job, record, memory)):
+        if not (lost or any(node.is_cordoned for node in own) or _straggling(job, record, memory)):
             return None
         return await self._nodes.all(plan.instance_types)
 

@@ -15,6 +15,7 @@ from tests.support.factories.facts import (
     SPENT,
     START,
     child,
+    decide,
     facts,
     job,
     pod,
@@ -25,7 +26,6 @@ from tests.support.factories.facts import (
 from cost_aware_operator.adjusting.changes import ChangeOutcome
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.status import ConditionType, JobState
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.policy.decision import Decision
 
 

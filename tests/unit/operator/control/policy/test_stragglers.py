@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.factories.adjusting import change, situation, window
 from tests.support.factories.adjusting import verdict as verdict_of
-from tests.support.factories.facts import START, agent, child, job, pod
+from tests.support.factories.facts import START, agent, child, decide, job, pod
 from tests.support.factories.simulated import ACT, OFF, submitted
 from tests.support.factories.stragglers import FIRST, GIVEN, NODES, PLAN, named, scrapes, step, trained
 
@@ -23,7 +23,6 @@ from cost_aware_operator.adjusting.situation import Action, SlowNode, Verdict
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.spec import AdjustPolicy, Objective
 from cost_aware_operator.api.status import ConditionType, StagesStatus
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.observing.stragglers import median_without, stragglers
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.job import indexed_job, template_hash
