@@ -167,6 +167,16 @@ def test_paths_that_a_contributor_is_sent_to_exist() -> None:
     named = set(re.findall(r"`((?:tests|bench|docs|cluster|crds|devtools|charts)/[\w./-]*)`", text))
     assert len(named) > 5
     assert sorted(name for name in named if not (ROOT / name).exists()) == []
+    # a path within a package is one of the operator's, or, in the lower half of the map, of the trainer's
+    packages = (SOURCES, ROOT / "trainer_image/src/cost_aware_trainer")
+    inside = set(
+        re.findall(
+            r"`(?:…/)?((?:api|costs|planning|observing|ledger|adjusting|workload|control|engines)/[\w./-]*)`", text
+        )
+    )
+    inside |= set(re.findall(r"`…/(\w+/)`", text))
+    assert len(inside) > 15
+    assert sorted(name for name in inside if not any((package / name).exists() for package in packages)) == []
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.y*ml")), ids=lambda path: path.name)
