@@ -9,6 +9,7 @@ from typing import Any
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.api.status import ConditionType, JobStatus
+from cost_aware_operator.app.telemetry import Telemetry
 from cost_aware_operator.control.policy import decide as policy
 from cost_aware_operator.control.policy.decision import Decision
 from cost_aware_operator.control.reading.facts import Facts
@@ -190,3 +191,7 @@ def refused(**over: Any) -> Facts:
     known = {name: i for name, i in BOOK.instances.items() if name != "p3.2xlarge"}
     values = {"child": planned.child, "prices": PriceBook(known), "record": first.record}
     return running(given=given, **(values | over))
+
+
+def publish(telemetry: Telemetry, given: Facts) -> None:
+    telemetry.published(given.job, decide(given).status)

@@ -162,7 +162,7 @@ def _searched(given: MeasuredSituation) -> Verdict:
 
 
 @dataclass(frozen=True)
-class _Candidate:
+class OtherPlan:
     """Another plan: seconds and dollars of a step, what changing costs, and what it saves over the rest of the run."""
 
     plan: Plan
@@ -185,10 +185,10 @@ def _candidate(given: MeasuredSituation) -> Verdict:
     found = [one for row in rows if (one := _looked_at(given, ranking, row)) is not None]
     if given.is_late:
         return _in_time(given, found)
-    return _worth(given, found)
+    return worth_changing(given, found)
 
 
-def _looked_at(given: MeasuredSituation, ranking: Ranking, row: int) -> _Candidate | None:
+def _looked_at(given: MeasuredSituation, ranking: Ranking, row: int) -> OtherPlan | None:
     """A row of the ranking; None for the plan in force, what is barred, and what nothing is known of or has no room."""
     target, offer = plan_of(given.plan, ranking, row), ranking.offer(row)
     other = is_other_kind(given.plan, offer)
@@ -204,10 +204,10 @@ def _looked_at(given: MeasuredSituation, ranking: Ranking, row: int) -> _Candida
     paid_usd = downtime_seconds(given.changes, kind_of(given.plan, target)) * max(hourly_usd, given.hourly_usd) / 3600
     saved_usd = given.remaining_steps * (given.step_usd - step_usd) - paid_usd
     margin = max(OTHER_TYPE_MARGIN if other else LEAST_MARGIN, prediction_error(given.changes))
-    return _Candidate(target, seconds, step_usd, paid_usd, saved_usd, margin)
+    return OtherPlan(target, seconds, step_usd, paid_usd, saved_usd, margin)
 
 
-def _in_time(given: MeasuredSituation, found: list[_Candidate]) -> Verdict:
+def _in_time(given: MeasuredSituation, found: list[OtherPlan]) -> Verdict:
     """The best plan that meets a deadline which is missed at the present speed."""
     left = given.deadline_left_seconds or 0.0
     for one in found:
@@ -219,7 +219,7 @@ def _in_time(given: MeasuredSituation, found: list[_Candidate]) -> Verdict:
     return hold("NoCandidate", "every other plan within the manifest's bounds misses the deadline or the budget")
 
 
-def _worth(given: MeasuredSituation, found: list[_Candidate]) -> Verdict:
+def worth_changing(given: MeasuredSituation, found: list[OtherPlan]) -> Verdict:
     """The break-even gate."""
     if not found:
         return hold("NoCandidate", "every other plan within the manifest's bounds is barred")
@@ -247,7 +247,7 @@ def _worth(given: MeasuredSituation, found: list[_Candidate]) -> Verdict:
     )
 
 
-def _changed(given: MeasuredSituation, best: _Candidate, message: str) -> Verdict:
+def _changed(given: MeasuredSituation, best: OtherPlan, message: str) -> Verdict:
     action = Action.CHANGE if given.settings.policy is AdjustPolicy.ACT else Action.RECOMMEND
     reason = kind_of(given.plan, best.plan).value
     return Verdict(action, reason, message, best.plan, best.step_usd, best.saved_usd)

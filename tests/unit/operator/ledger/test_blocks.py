@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.support.factories.facts import START, decide, running
-from tests.unit.operator.control.policy.test_stragglers import FIRST, trained
-from tests.unit.operator.ledger.test_ledger import at, pod
+from tests.support.factories.ledger import at, pod
+from tests.support.factories.stragglers import FIRST, trained
 
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.cli.views import one_line, summary

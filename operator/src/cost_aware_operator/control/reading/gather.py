@@ -146,7 +146,7 @@ class Gatherer:
         names = {p.node for p in (*pods, *departed) if p.node}
         nodes = {name: node for name in names if (node := await self._nodes.get(name)) is not None}
         agents = await self._agents.statuses(pods)
-        await self._scrape(job, pods, memory, record.attempt)
+        await self.scrape(job, pods, memory, record.attempt)
         vanished = record.ledger.without_end() - {p.uid for p in (*pods, *departed)}
         if result is None:
             told = (a.result for a in agents.values() if a.result is not None and a.result.total_steps)
@@ -169,7 +169,7 @@ class Gatherer:
             samples=dict(memory.samples),
             scrapes=tuple(memory.scrapes),
             scrape_interval_seconds=self._scrape_interval_seconds,
-            cluster_nodes=await self._cluster_nodes(job, record, memory, nodes.values(), priority_of(pods)),
+            cluster_nodes=await self.cluster_nodes(job, record, memory, nodes.values(), priority_of(pods)),
             told_ends=await self._agents.ends([p for p in pods if p.uid in agents]) if vanished else {},
             unheard=tuple(
                 Unheard(rank, why, self._clock.monotonic() - since)
@@ -177,7 +177,7 @@ class Gatherer:
             ),
         )
 
-    async def _cluster_nodes(
+    async def cluster_nodes(
         self, job: TrainingJob, record: RunRecord, memory: Memory, own: Iterable[NodeView], priority: int = 0
     ) -> tuple[NodeView, ...] | None:
         """Where else pods could run, with what others take of it."""
@@ -247,7 +247,7 @@ class Gatherer:
         found = await asyncio.gather(*(self._cluster.claim_exists(job.key.namespace, name) for _, name in claims))
         return tuple(MissingClaim(*claim) for claim, exists in zip(claims, found, strict=True) if not exists)
 
-    async def _scrape(self, job: TrainingJob, pods: tuple[PodView, ...], memory: Memory, attempt: int) -> None:
+    async def scrape(self, job: TrainingJob, pods: tuple[PodView, ...], memory: Memory, attempt: int) -> None:
         """A rank that does not answer, or not what can be true, keeps its last sample while its pod lives: its counters only grow."""
         plan = job.status.plan
         if plan is None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from tests.support.factories.adjusting import PIPELINE, change
 from tests.support.factories.facts import (
     DONE,
     MEMBERS,
@@ -21,7 +22,6 @@ from tests.support.factories.facts import (
     refused,
     running,
 )
-from tests.unit.operator.adjusting.test_adjuster import PIPELINE, change
 
 from cost_aware_operator.adjusting.changes import ChangeOutcome
 from cost_aware_operator.api.conditions import find

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.support.factories.adjusting import change, planned, situation, window
+from tests.support.factories.adjusting import verdict as verdict_of
 from tests.support.factories.facts import BOOK, START, agent, child, decide, facts, job, merged, pod
-from tests.unit.operator.adjusting.test_adjuster import change, planned, situation, window
-from tests.unit.operator.adjusting.test_adjuster import verdict as verdict_of
-from tests.unit.operator.adjusting.test_simulate import ACT, OFF, submitted
-from tests.unit.operator.control.policy.test_stragglers import NODES, scrapes, step
+from tests.support.factories.simulated import ACT, OFF, submitted
+from tests.support.factories.stragglers import NODES, scrapes, step
 
 from cost_aware_operator.adjusting.capacity import LEAST_WAIT_SECONDS, Shortage, without_nodes
 from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, plan_key

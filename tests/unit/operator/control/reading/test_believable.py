@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.support.factories.facts import BOOK, START, agent, child, decide, facts, job, pod
-from tests.unit.operator.observing.test_samples import sample as plain
+from tests.support.factories.samples import sample as plain
 
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.status import ConditionStatus, ConditionType

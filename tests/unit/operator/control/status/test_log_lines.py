@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
+from tests.support.factories.adjusting import change
 from tests.support.factories.facts import MEMBERS, START, Decided, agent, decide, facts, job, pod, running
-from tests.unit.operator.adjusting.test_adjuster import change
 
 from cost_aware_operator.adjusting.changes import ChangeOutcome
 from cost_aware_operator.control.reading.facts import Facts
