@@ -17,7 +17,7 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 
 .PHONY: help
 help: ## Lists these targets
-	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-20s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 ## Development
 
@@ -103,11 +103,20 @@ test-twentieth: venv ## One twentieth of `make test-exhaustive`, chosen by the c
 
 .PHONY: test-cluster
 test-cluster: ## All tests that need a real cluster, which this brings up
-	.ci/stages venv cluster-up images data test-on-cluster
+	.ci/stages venv cluster-up images data test-cluster-beside test-cluster-alone
 
 .PHONY: test-on-cluster
-test-on-cluster: venv ## The same on the cluster, images and data that are there
-	$(PYTEST) tests/cluster tests/unit/packaging/test_chart.py
+test-on-cluster: ## The same on the cluster, images and data that are there
+	.ci/stages venv test-cluster-beside test-cluster-alone
+
+# Jobs that only wait run beside each other, file by file: what a file's tests share is made once.
+.PHONY: test-cluster-beside
+test-cluster-beside: venv ## Those of `make test-cluster` that do not disturb each other
+	$(PYTEST) -n 3 --dist loadscope -m "not alone" tests/cluster tests/unit/repository/test_chart.py
+
+.PHONY: test-cluster-alone
+test-cluster-alone: venv ## Those that measure, or take nodes, the operator or the control plane away, one at a time
+	$(PYTEST) -m alone tests/cluster
 
 .PHONY: test-all
 test-all: ## Everything: `make check`, `make test`, all layouts, `make test-cluster`

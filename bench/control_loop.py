@@ -1,12 +1,13 @@
 """What the operator's core costs: one decision and one scrape, by the number of pods.
 
-    python bench/control_loop.py
+    python bench/control_loop.py [--largest PODS]
 
 Prints medians, and the ratio to the smallest job: the shape (linear in pods) is what counts, seconds depend on the machine.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -19,7 +20,9 @@ import yaml
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.reading import Reading
 from cost_aware_operator.control.reading.run_record import RunRecord, to_data
+from cost_aware_operator.control.status.outcome import told
 from cost_aware_operator.costs.tables.prices import shipped
 from cost_aware_operator.observing.samples import RankSample, Scrape, parse_rank
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
@@ -31,6 +34,14 @@ from cost_aware_trainer.contract import AgentPhase, AgentStatus, Metric, Phase
 ROOT = Path(__file__).resolve().parents[1]
 START = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 SIZES = (2, 16, 128, 1024)
+
+
+def reconciled(facts: Facts) -> RunRecord:
+    """Everything of a reconcile that is no input or output; what it remembers."""
+    reading = Reading(facts)
+    decision = decide(reading)
+    told(reading, decision)
+    return decision.record
 
 
 def median_ms(work: Callable[[], object], repeats: int) -> float:
@@ -93,15 +104,18 @@ def exposition() -> str:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--largest", type=int, default=max(SIZES), metavar="PODS")
+    largest = parser.parse_args().largest
     text = exposition()
     print(f"parse one rank's metrics   {median_ms(lambda: parse_rank(text), 200):8.3f} ms")
     print(f"{'pods':>6} {'decide ms':>10} {'a pod, to 2':>12} {'record KiB':>11}")
     first = 0.0
-    for nodes in SIZES:
+    for nodes in (size for size in SIZES if size <= largest):
         given = world(nodes)
-        record = decide(given).record
+        record = reconciled(given)
         steady = replace(given, record=record)
-        took = median_ms(lambda steady=steady: decide(steady), 50 if nodes < 1000 else 10)
+        took = median_ms(lambda steady=steady: reconciled(steady), 50 if nodes < 1000 else 10)
         first = first or took / nodes
         size = sum(len(v) for v in to_data(record, None, None).values()) / 1024
         print(f"{nodes:>6} {took:>10.2f} {took / nodes / first:>12.2f} {size:>11.1f}")

@@ -6,18 +6,23 @@ import json
 import os
 import subprocess
 import time
+import urllib.parse
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import urllib3
 import yaml
+from kubernetes import client, config
 
 from devtools.steps_log import steps_of
 
 ROOT = Path(__file__).resolve().parents[1]
 OPERATOR_NAMESPACE = "cost-aware-training"
 LAST_WORKER = f"{os.environ.get('CLUSTER_NAME', 'catj')}-worker2"
+POLL_SECONDS = 0.25
 PRICE_USD_PER_HOUR = 3.06
 """Of the instance type that the workers are labelled with."""
 
@@ -80,6 +85,22 @@ class Cluster:
     kubeconfig: str
     path: str
 
+    @cached_property
+    def _client(self) -> client.ApiClient:
+        return config.new_client_from_config(self.kubeconfig)
+
+    def read(self, path: str, **query: str) -> dict[str, Any]:
+        """A document of the API server, over a connection that stays open: asked often, kubectl would take a core for itself."""
+        url = f"{self._client.configuration.host}{path}?{urllib.parse.urlencode(query)}"
+        try:
+            answer = self._client.call_api("GET", url, {"Accept": "application/json"}, _request_timeout=30)
+            body = answer.read()
+        except urllib3.exceptions.HTTPError as error:
+            raise AssertionError(f"GET {url}: {error}") from error
+        assert answer.status == 200, f"GET {url}: {answer.status} {body.decode(errors='replace')}"
+        document: dict[str, Any] = json.loads(body)
+        return document
+
     @classmethod
     def connect(cls) -> Cluster:
         return cls(script("kubeconfig"), f"{script('bin')}:{os.environ['PATH']}")
@@ -113,16 +134,20 @@ class Cluster:
     def raw(self, path: str) -> str:
         return self.run("get", "--raw", path).stdout
 
+    def _pods_of_operator(self) -> list[dict[str, Any]]:
+        items: list[dict[str, Any]] = self.read(f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods")["items"]
+        return items
+
     def operator_pods(self) -> list[str]:
-        items = self.get("pods", "-n", OPERATOR_NAMESPACE)["items"]
+        items = self._pods_of_operator()
         return [i["metadata"]["name"] for i in items if not i["metadata"].get("deletionTimestamp")]
 
     def leader(self) -> str:
         """The operator's pod that holds the Lease and has listed everything; empty while there is none."""
-        leases = self.get("leases", "-n", OPERATOR_NAMESPACE)["items"]
+        leases = self.read(f"/apis/coordination.k8s.io/v1/namespaces/{OPERATOR_NAMESPACE}/leases")["items"]
         ready = {
             pod["metadata"]["name"]
-            for pod in self.get("pods", "-n", OPERATOR_NAMESPACE)["items"]
+            for pod in self._pods_of_operator()
             if any(c["type"] == "Ready" and c["status"] == "True" for c in pod["status"].get("conditions", []))
         }
         return next((h for lease in leases if (h := lease["spec"].get("holderIdentity", "")) in ready), "")
@@ -138,7 +163,7 @@ class Cluster:
         until = time.monotonic() + 90
         while self.leader() in dead | {""}:
             assert time.monotonic() < until, "no other operator leads"
-            time.sleep(0.5)
+            time.sleep(POLL_SECONDS)
 
     def wait_for_operator(self) -> None:
         """Waits until what the Deployment was last changed to is ready."""
@@ -165,8 +190,8 @@ class Space:
         return self.cluster.run("patch", "catj", job, "-n", self.name, "--type=merge", "-p", body, check=False)
 
     def status(self, job: str) -> dict[str, Any]:
-        document = self.cluster.get("catj", job, "-n", self.name)
-        status: dict[str, Any] = document.get("status", {})
+        path = f"/apis/costaware.dev/v1alpha1/namespaces/{self.name}/costawaretrainingjobs/{job}"
+        status: dict[str, Any] = self.cluster.read(path).get("status", {})
         return status
 
     def condition(self, job: str, kind: str) -> dict[str, str]:
@@ -186,8 +211,19 @@ class Space:
             status = self.status(job)
             if what(status):
                 return status
-            time.sleep(0.5)
+            time.sleep(POLL_SECONDS)
         raise AssertionError(f"{job}: no {said} within {seconds:.0f} s; its status is {json.dumps(status, indent=1)}")
+
+    def wait_until(self, what: Callable[[], object], seconds: float, said: str) -> None:
+        """Waits for anything else of this namespace."""
+        until = time.monotonic() + seconds
+        while not what():
+            assert time.monotonic() < until, f"no {said} within {seconds:.0f} s"
+            time.sleep(POLL_SECONDS)
+
+    def exists(self, job: str) -> bool:
+        """Whether there is such a job."""
+        return self.cluster.run("get", "catj", job, "-n", self.name, check=False).returncode == 0
 
     def wait_finished(self, job: str, seconds: float = 300.0) -> dict[str, Any]:
         ended = {"Succeeded", "Failed"}
@@ -197,9 +233,8 @@ class Space:
         return self.wait(job, lambda s: s.get("progress", {}).get("step", 0) >= step, seconds, f"step {step}")
 
     def pods(self, job: str) -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = self.cluster.get("pods", "-n", self.name, "-l", f"costaware.dev/job={job}")[
-            "items"
-        ]
+        found = self.cluster.read(f"/api/v1/namespaces/{self.name}/pods", labelSelector=f"costaware.dev/job={job}")
+        items: list[dict[str, Any]] = found["items"]
         return items
 
     def watch_pods(self, job: str) -> subprocess.Popen[str]:

@@ -101,7 +101,8 @@ def test_digits_are_learnt_and_a_run_stopped_and_resumed_under_another_degree_is
     assert list(start["reconfiguration_seconds"]) == ["rendezvous", "rebuild", "load", "first_step"]
     assert "reconfiguration_seconds" not in step
     assert sum(step["seconds"].values()) == pytest.approx(step["step_seconds"], rel=0.02)
-    assert step["seconds"]["communication"] > 0
+    # where the other rank was late, all that was waited may be its doing
+    assert step["seconds"]["communication"] + step["seconds"]["straggler_wait"] > 0
     assert step["bytes"]["data"] > 0
 
 

@@ -54,3 +54,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         ) from error
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
     items[:] = [item for item in items if item.nodeid in chosen]
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """A part without a test is no failure: few tests make for empty parts."""
+    if session.config.getoption("--twentieth") and exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
+        session.exitstatus = pytest.ExitCode.OK

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from devtools.cluster import Space, manifest
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster]
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("a batch that the degrees and the micro-batch do not divide",

@@ -40,12 +40,12 @@ async def test_a_status_that_leaves_a_field_out_removes_it(api: KubernetesCluste
     assert space.status("shrinking")["attempt"] == 0, "the schema's default"
 
 
-async def test_a_server_that_cannot_be_reached_is_an_api_error_without_a_code(
-    api: KubernetesCluster, space: Space
-) -> None:
-    api._api.configuration.host = "https://127.0.0.1:1"  # the fault that a test can make
+async def test_a_server_that_cannot_be_reached_is_an_api_error_without_a_code(space: Space) -> None:
+    client = await connect(space.cluster.kubeconfig)
+    client.configuration.host = "https://127.0.0.1:1"
     with pytest.raises(ApiError) as raised:
-        await api.training_job(JobKey(space.name, "any"))
+        await KubernetesCluster(client).training_job(JobKey(space.name, "any"))
+    await client.close()
     assert raised.value.status == 0
 
 

@@ -17,7 +17,10 @@ def refused(space: Space, name: str, reason: str, *, without_pods: bool = False,
     assert (planned["status"], planned["reason"]) == ("False", reason)
     allowed = {"ConfigMap", "Secret", "Service"} if without_pods else {"ConfigMap"}
     assert set(space.children(name)) <= allowed, "no Job, no pod"
-    assert any(e.startswith(f"Warning {reason}") for e in space.events(name)), "an event says so too"
+    # events follow the status, and only when that was written
+    space.wait_until(
+        lambda: any(e.startswith(f"Warning {reason}") for e in space.events(name)), 30, "event that says so too"
+    )
     assert status["message"] == planned["message"][:1024]
     return str(planned["message"])
 

@@ -10,7 +10,7 @@ from devtools.cluster import OPERATOR_NAMESPACE, Space, manifest
 from tests.support.cluster.pod_lives import PodLives
 from tests.support.cluster.truth import assert_books_close, assert_exactly_once
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(900)]
 
 
 @pytest.fixture

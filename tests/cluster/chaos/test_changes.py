@@ -11,7 +11,7 @@ from devtools.cluster import LAST_WORKER, Space, manifest, script
 from tests.support.cluster.pod_lives import PodLives
 from tests.support.cluster.truth import assert_books_close, assert_exactly_once
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(900)]
 
 SPEC: dict[str, Any] = {
     "trainer": {"config": {"steps": 400}},

@@ -6,14 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from devtools.cluster import Space, manifest, script
+from devtools.cluster import Space, script
+from tests.support.cluster.adjusted import QUICK, closes, submitted
 from tests.support.cluster.truth import assert_exactly_once
 
-pytestmark = [pytest.mark.cluster]
-
-MODEL = {"layers": 4, "hidden": 128, "heads": 4, "kvHeads": 2, "ffn": 344, "sequenceLength": 128, "vocabulary": 256}
-QUICK = {"policy": "Act", "threshold": 0.9, "windowSeconds": 10, "cooldownSeconds": 20}
-PRICED: dict[str, Any] = {"instanceTypes": ["p3.2xlarge"]}
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 
 @pytest.fixture
@@ -21,24 +18,6 @@ def slow_link() -> Iterator[None]:
     script("shape", "20mbit")
     yield
     script("shape", "off")
-
-
-def submitted(space: Space, name: str, nodes: dict[str, Any], degrees: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    document = manifest(
-        name,
-        model=MODEL,
-        nodes={**PRICED, **nodes},
-        parallelism=degrees,
-        **({"batch": {"global": 8}, "trainer": {"config": {"steps": 500}}, "efficiency": QUICK} | spec),
-    )
-    space.submit(document)
-    return document
-
-
-def closes(status: dict[str, Any]) -> None:
-    """The dollars by cause add up to the whole."""
-    cost = status["cost"]
-    assert sum(cost["byCause"].values()) == pytest.approx(cost["accruedUSD"], rel=0.005)
 
 
 def test_too_many_nodes_on_a_slow_link_become_fewer(space: Space, slow_link: None) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 from devtools.cluster import LAST_WORKER, Space
-from tests.cluster.e2e.test_adjusting import QUICK, closes, submitted
+from tests.support.cluster.adjusted import QUICK, closes, submitted
 from tests.support.cluster.truth import assert_exactly_once
 
-pytestmark = [pytest.mark.cluster]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 TAINT = "cloud.google.com/impending-node-termination"
 
 

@@ -6,7 +6,7 @@ import pytest
 from devtools.cluster import Space, manifest
 from tests.support.cluster.truth import assert_exactly_once
 
-pytestmark = [pytest.mark.cluster]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 TAINT = "aws-node-termination-handler/spot-itn"
 
 

@@ -1,4 +1,4 @@
-"""A job's life: more ranks and the same losses, suspend and resume, deadlines, deletion."""
+"""A job's life: more ranks and the same losses, suspend and resume."""
 
 from __future__ import annotations
 
@@ -58,58 +58,3 @@ def test_suspending_checkpoints_and_resuming_goes_on_from_there(space: Space) ->
     assert_exactly_once(space, "pausing", document["spec"], status)
     steps = [e["step"] for e in space.steps_log("pausing")]
     assert len(steps) == len(set(steps)) == 1200, "not one step was trained twice: the checkpoint was of the last one"
-
-
-def test_a_spent_budget_checkpoints_and_stops(space: Space) -> None:
-    spec = {"trainer": {"config": {"steps": 100000}}, "budget": {"totalUSD": 0.025}}
-    space.submit(manifest("poor", **spec))
-    status = space.wait(
-        "poor", lambda s: s.get("state") == "Suspended" and not space.pods("poor"), 120, "the budget's end"
-    )
-    exhausted = space.condition("poor", "BudgetExhausted")
-    assert exhausted["status"] == "True"
-    assert "raise spec.budget.totalUSD" in exhausted["message"]
-    assert status["cost"]["accruedUSD"] >= 0.025
-    space.cluster.run("delete", "catj", "poor", "-n", space.name)
-
-
-def test_a_job_past_its_deadline_fails_and_says_so(space: Space) -> None:
-    space.submit(manifest("late", trainer={"config": {"steps": 100000}}, activeDeadlineSeconds=20))
-    status = space.wait_finished("late", 120)
-    assert status["state"] == "Failed"
-    assert space.condition("late", "Failed")["reason"] == "DeadlineExceeded"
-
-
-def test_a_plan_that_only_the_trainer_can_refuse_fails_at_once_with_its_words(space: Space) -> None:
-    data = {"config": {"data": {"volume": "data", "folder": "no-such-folder"}}}
-    space.submit(manifest("no-folder", trainer=data))
-    status = space.wait_finished("no-folder", 120)
-    assert status["state"] == "Failed"
-    assert status["attempt"] == 1, "trying again is pointless"
-    assert "no-such-folder" in space.condition("no-folder", "Failed")["message"]
-
-
-def test_a_finished_job_is_deleted_after_its_ttl_with_all_it_had(space: Space) -> None:
-    space.submit(manifest("short", trainer={"config": {"steps": 3}}, ttlSecondsAfterFinished=3))
-    until = time.monotonic() + 120
-    while time.monotonic() < until:
-        if space.cluster.run("get", "catj", "short", "-n", space.name, check=False).returncode != 0:
-            break
-        time.sleep(1)
-    else:
-        raise AssertionError(f"still there: {space.status('short')}")
-    until = time.monotonic() + 60
-    while space.children("short") and time.monotonic() < until:
-        time.sleep(1)
-    assert space.children("short") == []
-
-
-def test_deleting_a_running_job_removes_everything(space: Space) -> None:
-    space.submit(manifest("gone", trainer={"config": {"steps": 100000}}))
-    space.wait_step("gone", 5)
-    assert space.children("gone") == ["ConfigMap", "Job", "Pod", "Secret", "Service"]
-    space.cluster.run("delete", "catj", "gone", "-n", space.name)
-    until = time.monotonic() + 90
-    while space.children("gone") and time.monotonic() < until:
-        time.sleep(1)
-    assert space.children("gone") == []

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from devtools.cluster import LAST_WORKER, OPERATOR_NAMESPACE, PRICE_USD_PER_HOUR, Space
-from tests.cluster.e2e.test_adjusting import QUICK, closes, submitted
+from tests.support.cluster.adjusted import QUICK, closes, submitted
 from tests.support.cluster.pod_lives import PodLives
 from tests.support.cluster.truth import assert_exactly_once
 
-pytestmark = [pytest.mark.cluster]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 OTHER = "g4dn.xlarge"
 DEAR_USD, CHEAP_USD = 9.0, 0.5
 TYPE_LABEL = "node.kubernetes.io/instance-type"

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from devtools.cluster import LAST_WORKER, Space, script
-from tests.cluster.e2e.test_adjusting import QUICK, closes, submitted
+from tests.support.cluster.adjusted import QUICK, closes, submitted
 from tests.support.cluster.truth import assert_exactly_once
 
-pytestmark = [pytest.mark.cluster]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone]
 
 
 @pytest.fixture

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import uuid
 from collections.abc import Callable, Iterator
 
@@ -10,9 +12,15 @@ from devtools.cluster import Cluster, Space, script
 
 
 @pytest.fixture(scope="session")
-def cluster() -> Cluster:
-    """The cluster, with the operator of this checkout on it."""
-    script("install")
+def cluster(tmp_path_factory: pytest.TempPathFactory, testrun_uid: str) -> Cluster:
+    """The cluster, with the operator of this checkout on it; of workers beside each other the first installs it."""
+    # the folder that pytest gives to all workers of a run
+    lock = tmp_path_factory.getbasetemp().parent / f"installed-{testrun_uid}"
+    with lock.open("a+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if file.seek(0, os.SEEK_END) == 0:
+            script("install")
+            file.write("yes")
     return Cluster.connect()
 
 

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.job import TrainingJob
-from cost_aware_operator.api.status import ConditionType
-from cost_aware_operator.control.policy.decide import decide
+from cost_aware_operator.api.status import ConditionType, JobStatus
+from cost_aware_operator.app.telemetry import Telemetry
+from cost_aware_operator.control.policy import decide as policy
+from cost_aware_operator.control.policy.decision import Decision
 from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.reading import Reading
 from cost_aware_operator.control.reading.run_record import RunRecord
+from cost_aware_operator.control.status.events import Event
+from cost_aware_operator.control.status.outcome import told
 from cost_aware_operator.costs.tables.prices import PriceBook, shipped
 from cost_aware_operator.ledger.ledger import Cause, LedgerState
 from cost_aware_operator.observing.samples import RankSample, Scrape
@@ -152,6 +158,25 @@ def running(compute: float = 0.9, **over: Any):
     return facts(given, 40.0, **(values | {"samples": samples, "scrapes": scrapes} | over))
 
 
+@dataclass(frozen=True)
+class Decided:
+    """What a reconcile does of some facts: the decision, and what is told of it."""
+
+    decision: Decision
+    status: JobStatus
+    events: tuple[Event, ...]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.decision, name)
+
+
+def decide(given: Facts) -> Decided:
+    reading = Reading(given)
+    decision = policy.decide(reading)
+    answer = told(reading, decision)
+    return Decided(decision, answer.status, answer.events)
+
+
 def condition(decision, kind: ConditionType):
     found = find(decision.status.conditions, kind)
     assert found is not None, f"{kind} is not set"
@@ -166,3 +191,7 @@ def refused(**over: Any) -> Facts:
     known = {name: i for name, i in BOOK.instances.items() if name != "p3.2xlarge"}
     values = {"child": planned.child, "prices": PriceBook(known), "record": first.record}
     return running(given=given, **(values | over))
+
+
+def publish(telemetry: Telemetry, given: Facts) -> None:
+    telemetry.published(given.job, decide(given).status)

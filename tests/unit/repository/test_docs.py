@@ -23,7 +23,9 @@ from cost_aware_trainer.state.validation import check_plan
 
 SOURCES = ROOT / "operator/src/cost_aware_operator"
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted(DOCS.rglob("*.md"))]
+TOP = ["README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "CODE_OF_CONDUCT.md"]
+PAGES = [*(ROOT / name for name in TOP), *sorted(DOCS.rglob("*.md"))]
+COMMANDS = [*PAGES, *sorted((ROOT / ".github").rglob("*.*")), ROOT / ".ci/run"]
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#{1,6} (.+)$", re.MULTILINE)
 
@@ -147,3 +149,47 @@ def test_design_notes_are_dated_and_say_why() -> None:
         text = note.read_text()
         assert re.match(r"\d{8}-[a-z0-9-]+\.md$", note.name), note.name
         assert all(part in text for part in ("**Decision.**", "**Why.**", "**Also considered.**")), note.name
+
+
+def test_every_make_target_that_is_named_exists() -> None:
+    targets = set(re.findall(r"^\.PHONY: (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    # in prose a command stands in backticks or on a line of its own; "make sure" does not
+    command = re.compile(r"(?:`|^ *|^ *- run: )make ((?:[a-z][a-z0-9-]* *)+)", re.MULTILINE)
+    named = {page: {word for found in command.findall(page.read_text()) for word in found.split()} for page in COMMANDS}
+    missing = {str(page.relative_to(ROOT)): words - targets for page, words in named.items() if words - targets}
+    assert missing == {}
+    assert {"check", "test", "test-cluster", "test-all"} <= named[ROOT / "CONTRIBUTING.md"]
+    assert {"venv", "check", "test"} <= named[ROOT / ".github/workflows/ci.yaml"]
+
+
+def test_paths_that_a_contributor_is_sent_to_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = set(re.findall(r"`((?:tests|bench|docs|cluster|crds|devtools|charts)/[\w./-]*)`", text))
+    assert len(named) > 5
+    assert sorted(name for name in named if not (ROOT / name).exists()) == []
+    # a path within a package is one of the operator's, or, in the lower half of the map, of the trainer's
+    packages = (SOURCES, ROOT / "trainer_image/src/cost_aware_trainer")
+    inside = set(
+        re.findall(
+            r"`(?:…/)?((?:api|costs|planning|observing|ledger|adjusting|workload|control|engines)/[\w./-]*)`", text
+        )
+    )
+    inside |= set(re.findall(r"`…/(\w+/)`", text))
+    assert len(inside) > 15
+    assert sorted(name for name in inside if not any((package / name).exists() for package in packages)) == []
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github").rglob("*.y*ml")), ids=lambda path: path.name)
+def test_forms_and_workflows_parse_and_say_what_they_are_for(path: Path) -> None:
+    document = yaml.safe_load(path.read_text())
+    assert isinstance(document, dict)
+    if path.parent.name == "ISSUE_TEMPLATE" and path.name != "config.yml":
+        assert document["name"]
+        assert document["description"]
+        assert all(part["attributes"]["label"] for part in document["body"])
+
+
+def test_hooks_before_a_commit_run_what_the_environment_has() -> None:
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert local["repo"] == "local"
+    assert all(hook["language"] == "system" and hook["entry"].startswith(".venv/bin/") for hook in local["hooks"])

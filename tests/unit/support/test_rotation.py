@@ -79,6 +79,13 @@ def test_pytest_collects_a_commit_s_tests_and_no_others(many: Path) -> None:
         assert 0 < len(lines) < 40
 
 
+def test_a_part_without_a_test_is_no_failure(many: Path) -> None:
+    (many / "test_many.py").write_text("def test_only():\n    pass\n")
+    found = [collected(many, f"--twentieth={commit}") for commit in COMMITS[:3]]
+    assert {code for code, _ in found} == {0}
+    assert [] in [lines for _, lines in found]
+
+
 def test_what_is_no_commit_is_refused_with_what_to_write(many: Path) -> None:
     code, lines = collected(many, "--twentieth=main")
     assert code != 0

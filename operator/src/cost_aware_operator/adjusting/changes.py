@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -82,6 +82,12 @@ class Change:
     def is_open(self) -> bool:
         """Whether it is not yet known what came of it."""
         return self.outcome in (ChangeOutcome.IN_PROGRESS, ChangeOutcome.CHECKING)
+
+
+def under_way(changes: Sequence[Change]) -> Change | None:
+    """The newest change, while it is ordered and no step is done under it; else None."""
+    last = changes[-1] if changes else None
+    return last if last is not None and last.outcome is ChangeOutcome.IN_PROGRESS else None
 
 
 def plan_key(plan: Plan) -> str:

@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 
 from cost_aware_operator.adjusting.adjuster import DynamicParallelismAdjuster
 from cost_aware_operator.adjusting.calibration import Measured, faster
-from cost_aware_operator.adjusting.candidates import layout_of
 from cost_aware_operator.adjusting.capacity import Shortage, without_nodes
 from cost_aware_operator.adjusting.changes import Change, Kind
 from cost_aware_operator.adjusting.history import History
@@ -245,7 +244,9 @@ def _window(
 ) -> tuple[Window, float]:
     """What the ranks measure, and what a step truly takes in this window."""
     found = step_seconds(
-        space.work.shape, world.offer(listed, other=other).machine, layout_of(plan, space.work.global_batch, listed)
+        space.work.shape,
+        world.offer(listed, other=other).machine,
+        plan.layout(space.work.global_batch, listed.precision),
     )
     factor = max(0.2, chance.gauss(1.0, world.noise))
     working, modelled = factor * float(found.compute + found.optimizer), factor * float(found.total)

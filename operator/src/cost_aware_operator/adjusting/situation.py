@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from enum import StrEnum
 
@@ -90,6 +90,42 @@ class Situation:
 
 
 @dataclass(frozen=True)
+class MeasuredSituation(Situation):
+    """A situation in which the ranks were measured and the nodes have a price: what dollars can be compared in."""
+
+    window: Window
+    hourly_usd: float
+
+    @property
+    def step_usd(self) -> float:
+        """Dollars of a step as it goes now, everything included."""
+        return self.window.wall_step_seconds * self.hourly_usd / 3600
+
+    @property
+    def node_hourly_usd(self) -> float:
+        """Dollars an hour of one node, the mean over the nodes of the plan."""
+        return self.hourly_usd / self.plan.nodes
+
+    @property
+    def overhead_seconds(self) -> float:
+        """Seconds of a step that no model predicts: checkpoints, evaluation, waiting for data."""
+        return self.window.wall_step_seconds - self.window.measured.step_seconds
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the run misses its deadline at the present speed."""
+        left = self.deadline_left_seconds
+        return left is not None and self.remaining_steps * self.window.wall_step_seconds > left
+
+
+def measured_of(given: Situation) -> MeasuredSituation | None:
+    """The situation with its measurements; None if there is no window or no price."""
+    if given.window is None or given.hourly_usd is None:
+        return None
+    return MeasuredSituation(**{one.name: getattr(given, one.name) for one in fields(given)})
+
+
+@dataclass(frozen=True)
 class Verdict:
     """What to do and why: one CamelCase word, and a sentence with its numbers."""
 
@@ -110,21 +146,6 @@ class Verdict:
 def hold(reason: str, message: str) -> Verdict:
     """The verdict to leave the run as it is."""
     return Verdict(Action.HOLD, reason, message)
-
-
-def step_usd(given: Situation) -> float:
-    """Dollars of a step as it goes now, everything included."""
-    if given.window is None or given.hourly_usd is None:
-        raise AssertionError("checked before")
-    return given.window.wall_step_seconds * given.hourly_usd / 3600
-
-
-def late(given: Situation) -> bool:
-    """Whether the run misses its deadline at the present speed."""
-    left = given.deadline_left_seconds
-    return (
-        left is not None and given.window is not None and given.remaining_steps * given.window.wall_step_seconds > left
-    )
 
 
 def wants_time(given: Situation) -> bool:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cost_aware_operator.app.logs import LogFormat
+
 
 class SettingsError(ValueError):
     """An environment variable cannot be used; the text names it."""
@@ -38,6 +40,7 @@ class Settings:
     workers: int
     port: int
     log_level: str
+    log_format: LogFormat
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -63,7 +66,16 @@ class Settings:
             workers=_positive(environment, "CATJ_WORKERS", 8),
             port=_positive(environment, "CATJ_PORT", 8080),
             log_level=environment.get("CATJ_LOG_LEVEL", "INFO").upper(),
+            log_format=_log_format(environment),
         )
+
+
+def _log_format(environment: Mapping[str, str]) -> LogFormat:
+    text = environment.get("CATJ_LOG_FORMAT") or LogFormat.TEXT
+    try:
+        return LogFormat(text)
+    except ValueError:
+        raise SettingsError(f"CATJ_LOG_FORMAT must be text or json, got {text!r}") from None
 
 
 def _url(environment: Mapping[str, str], name: str) -> str | None:

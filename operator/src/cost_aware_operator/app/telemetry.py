@@ -7,7 +7,7 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from cost_aware_operator.api.job import JobKey, TrainingJob
-from cost_aware_operator.control.policy.decision import Decision
+from cost_aware_operator.api.status import JobStatus
 from cost_aware_trainer.contract import Phase
 
 _JOB = ("namespace", "job")
@@ -65,9 +65,9 @@ class Telemetry:
         self._reconciles.labels(outcome).inc()
         self._seconds.observe(seconds)
 
-    def published(self, job: TrainingJob, decision: Decision) -> None:
+    def published(self, job: TrainingJob, status: JobStatus) -> None:
         """A job's status was written: its gauges follow."""
-        names, status = (job.key.namespace, job.key.name), decision.status
+        names = (job.key.namespace, job.key.name)
         self._attempt.labels(*names).set(status.attempt)
         if status.progress is not None:
             self._step.labels(*names).set(status.progress.step)

@@ -86,7 +86,7 @@ def _of_stage(stage: Mapping[int, float], limit: float) -> Iterator[SlowRank]:
         return
     order = sorted(stage.values())
     for rank, worked in stage.items():
-        usual = _median_without(order, bisect_left(order, worked))
+        usual = median_without(order, bisect_left(order, worked))
         if usual <= 0 or worked < limit * usual:
             continue
         others = [seconds for other, seconds in stage.items() if other != rank]
@@ -94,7 +94,7 @@ def _of_stage(stage: Mapping[int, float], limit: float) -> Iterator[SlowRank]:
             yield SlowRank(rank, worked, usual)
 
 
-def _median_without(order: Sequence[float], left_out: int) -> float:
+def median_without(order: Sequence[float], left_out: int) -> float:
     """The median of sorted values without one of them: a stage may have thousands of ranks, and is not sorted for each."""
     count = len(order) - 1
     low, high = (count - 1) // 2, count // 2

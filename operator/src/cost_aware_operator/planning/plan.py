@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from cost_aware_operator.api.spec import CapacityType, CheckpointRedundancy, JobSpec
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.models.layout import Recompute, StateSharding, pipeline_schedule
+from cost_aware_operator.costs.models.layout import Layout, Recompute, StateSharding, pipeline_schedule
 from cost_aware_operator.costs.models.pipeline import PipelineSchedule
 from cost_aware_operator.costs.models.predict import usable_gib
 from cost_aware_operator.costs.search.combinations import Offer
 from cost_aware_operator.costs.search.three_d import Ranking, ThreeDParallelCostAnalyzer
-from cost_aware_operator.costs.tables.hardware import HardwareError
+from cost_aware_operator.costs.tables.hardware import HardwareError, NumberFormat
 from cost_aware_operator.planning import report
 from cost_aware_operator.planning.buckets import bucket_mib
 from cost_aware_operator.planning.checks import PlanInput as PlanInput
@@ -97,6 +97,38 @@ class Plan:
     def ranks(self) -> int:
         """Processes of the run."""
         return self.nodes * self.ranks_per_node
+
+    def layout(self, global_batch: int, precision: NumberFormat) -> Layout:
+        """The plan as the cost models see it. Chunks of an interleaved stage are told by `interleave` alone."""
+        schedule = PipelineSchedule(self.schedule)
+        return Layout(
+            data=self.data,
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            context=1,
+            sharding=StateSharding(self.sharding),
+            interleave=self.interleave,
+            recompute=Recompute(self.recompute),
+            micro_batch=self.micro_batch,
+            global_batch=global_batch,
+            precision=precision,
+            schedule=PipelineSchedule.ONE_F_ONE_B if schedule is PipelineSchedule.INTERLEAVED else schedule,
+        )
+
+    def laid_out(self, layout: Layout, stage_layers: tuple[int, ...]) -> Plan:
+        """The plan with a layout in place of its own; `stage_layers` counts only where there are stages."""
+        return replace(
+            self,
+            data=layout.data,
+            tensor=layout.tensor,
+            pipeline=layout.pipeline,
+            micro_batch=layout.micro_batch,
+            sharding=layout.sharding.value,
+            recompute=layout.recompute.value,
+            schedule=pipeline_schedule(layout).value,
+            interleave=layout.interleave,
+            stage_layers=stage_layers if layout.pipeline > 1 else (),
+        )
 
 
 def make_plan(given: PlanInput) -> Plan | Refusal:
@@ -183,18 +215,11 @@ def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
     types = given.spec.nodes.instance_types
     name = best.offer.removesuffix(" spot")
     memory = best.prediction.memory_gib
-    return Plan(
+    plan = Plan(
         data=layout.data,
-        tensor=layout.tensor,
-        pipeline=layout.pipeline,
         nodes=best.nodes,
         ranks_per_node=layout.ranks // best.nodes,
         micro_batch=layout.micro_batch,
-        sharding=layout.sharding.value,
-        recompute=layout.recompute.value,
-        schedule=pipeline_schedule(layout).value,
-        interleave=layout.interleave,
-        stage_layers=best.stage_layers if layout.pipeline > 1 else (),
         precision=layout.precision.value,
         bucket_mib=bucket_mib(space.work.shape, ranking.offer(best.row).machine, layout, ranking.parameters),
         instance_types=(name,) if name in types else types,
@@ -210,6 +235,7 @@ def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
             for o in others
         ),
     )
+    return plan.laid_out(layout, best.stage_layers)
 
 
 def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
@@ -222,17 +248,8 @@ def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
         ranks = layout.ranks // nodes
         current = replace(current, instance_types=(type_of(offer),), spot=offer.spot, ranks_per_node=ranks)
     return replace(
-        current,
-        data=layout.data,
-        tensor=layout.tensor,
-        pipeline=layout.pipeline,
+        current.laid_out(layout, ranking.stage_layers(row)),
         nodes=nodes,
-        micro_batch=layout.micro_batch,
-        sharding=layout.sharding.value,
-        recompute=layout.recompute.value,
-        schedule=pipeline_schedule(layout).value,
-        interleave=layout.interleave,
-        stage_layers=ranking.stage_layers(row) if layout.pipeline > 1 else (),
         bucket_mib=bucket_mib(ranking.work.shape, offer.machine, layout, ranking.parameters),
         memory_gib=round(float(columns.memory_gib[row]), 3),
         hourly_usd=hourly,

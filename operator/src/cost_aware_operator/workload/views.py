@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from cost_aware_operator.workload.job import ANNOTATION_TEMPLATE, INSTANCE_TYPE_LABELS, ZONE_LABELS, is_spot
+from cost_aware_operator.workload.job import ANNOTATION_TEMPLATE
+from cost_aware_operator.workload.node_labels import INSTANCE_TYPE_LABELS, ZONE_LABELS, is_spot
 
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ErrImagePullBackOff")
+
+
+CORDON = "node.kubernetes.io/unschedulable"
+"""The taint of a cordoned node."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,11 @@ class NodeView:
     allocatable: Mapping[str, str] = field(default_factory=dict)
     taken: Mapping[str, float] | None = None
     """What other pods take of it, in base units; None where that is not known."""
+
+    @property
+    def is_cordoned(self) -> bool:
+        """Whether no new pods shall go there: a drain follows most often."""
+        return self.unschedulable or any(taint.key == CORDON for taint in self.taints)
 
 
 def _time(text: str | None) -> datetime | None:

@@ -7,19 +7,18 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.factories.facts import BOOK, START, agent, child, facts, job, merged, pod
-from tests.unit.operator.adjusting.test_adjuster import SPEC, change, planned, situation, window
-from tests.unit.operator.adjusting.test_adjuster import verdict as verdict_of
-from tests.unit.operator.adjusting.test_simulate import ACT
-from tests.unit.operator.control.policy.test_stragglers import scrapes
+from tests.support.factories.adjusting import SPEC, change, planned, situation, window
+from tests.support.factories.adjusting import verdict as verdict_of
+from tests.support.factories.facts import BOOK, START, agent, child, decide, facts, job, merged, pod
+from tests.support.factories.simulated import ACT
+from tests.support.factories.stragglers import scrapes
 
-from cost_aware_operator.adjusting.adjuster import _Candidate, _worth
+from cost_aware_operator.adjusting.adjuster import OtherPlan, worth_changing
 from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, plan_key
 from cost_aware_operator.adjusting.history import History
 from cost_aware_operator.adjusting.simulate import World, simulate
-from cost_aware_operator.adjusting.situation import Action, Verdict, step_usd
+from cost_aware_operator.adjusting.situation import Action, Verdict, measured_of
 from cost_aware_operator.api.spec import AdjustPolicy
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space, make_plan, planning_key
 from cost_aware_operator.workload.job import template_hash
@@ -86,12 +85,14 @@ def test_another_type_must_promise_a_fifth_where_the_same_type_must_promise_a_tw
 
 def test_a_sound_promise_of_the_same_type_is_not_hidden_by_a_greater_one_of_another_that_is_not() -> None:
     given = situation(plan=PLAN, window=window(PLAN, 0.5), hourly_usd=2 * USD)
-    now = step_usd(given)
-    same = _Candidate(replace(PLAN, micro_batch=1), 1.0, 0.9 * now, 0.0, 10.0, margin=0.05)
-    other = _Candidate(ELSEWHERE, 1.0, 0.85 * now, 0.0, 15.0, margin=0.2)
-    assert _worth(given, [other, same]).plan == same.plan
-    assert _worth(given, [other]).reason == "PromiseTooSmall"
-    assert _worth(given, [replace(other, step_usd=0.75 * now), same]).plan == ELSEWHERE
+    measured = measured_of(given)
+    assert measured is not None
+    now = measured.step_usd
+    same = OtherPlan(replace(PLAN, micro_batch=1), 1.0, 0.9 * now, 0.0, 10.0, margin=0.05)
+    other = OtherPlan(ELSEWHERE, 1.0, 0.85 * now, 0.0, 15.0, margin=0.2)
+    assert worth_changing(measured, [other, same]).plan == same.plan
+    assert worth_changing(measured, [other]).reason == "PromiseTooSmall"
+    assert worth_changing(measured, [replace(other, step_usd=0.75 * now), same]).plan == ELSEWHERE
 
 
 def moved(dearer: float, **over: Any) -> Change:

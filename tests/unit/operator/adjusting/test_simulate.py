@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.factories.facts import BOOK, job, merged
+from tests.support.factories.facts import job, merged
+from tests.support.factories.simulated import ACT, OFF, SPEC, submitted
 
 from cost_aware_operator.adjusting.changes import Kind
 from cost_aware_operator.adjusting.simulate import World, simulate
-from cost_aware_operator.adjusting.situation import AdjustSettings
-from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.cli.main import main
-from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space, make_plan
 
-SPEC: dict[str, Any] = {
-    "trainer": {"config": {"steps": 400}},
-    "model": {"preset": None, "layers": 8, "hidden": 256, "heads": 8, "kvHeads": 4, "ffn": 1024, "sequenceLength": 256,
-              "vocabulary": 512},
-    "batch": {"global": 32},
-    "nodes": {"min": 1, "max": 8, "instanceTypes": ["p3.2xlarge"]},
-    "template": {"resources": {"limits": {"cpu": "1", "memory": "4Gi"}}},
-}  # fmt: skip
-ACT = AdjustSettings(AdjustPolicy.ACT, 0.8, 60.0, 300.0, 0.0)
-OFF = replace(ACT, policy=AdjustPolicy.OFF)
 DEGREES = [(1, 1, 4, 4), (8, 1, 1, 8), (2, 2, 1, 4), (1, 1, 1, 1), (1, 4, 2, 8)]
-
-
-def submitted(degrees: tuple[int, int, int, int]) -> tuple[Plan, Any]:
-    data, tensor, pipeline, nodes = degrees
-    fixed = {
-        "nodes": {"min": nodes, "max": nodes},
-        "parallelism": {"data": data, "tensor": tensor, "pipeline": pipeline},
-    }
-    plan = make_plan(PlanInput(job(**merged(SPEC, fixed)).spec, BOOK))
-    space = adjusting_space(PlanInput(job(**SPEC).spec, BOOK))
-    assert isinstance(plan, Plan)
-    return plan, space
 
 
 @settings(max_examples=12)

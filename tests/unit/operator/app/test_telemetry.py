@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from tests.support.factories.facts import job, running
+from tests.support.factories.facts import job, publish, running
 
 from cost_aware_operator.app.telemetry import Telemetry
-from cost_aware_operator.control.policy.decide import decide
-from cost_aware_operator.control.reading.facts import Facts
 
 
 def series(telemetry: Telemetry, name: str | None = None) -> set[str]:
@@ -17,10 +15,6 @@ def series(telemetry: Telemetry, name: str | None = None) -> set[str]:
         for sample in family.samples
         if "job" in sample.labels and name in (None, sample.name)
     }
-
-
-def publish(telemetry: Telemetry, given: Facts) -> None:
-    telemetry.published(given.job, decide(given))
 
 
 def test_dollars_an_hour_are_absent_while_a_price_is_unknown_and_never_zero() -> None:

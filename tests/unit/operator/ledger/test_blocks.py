@@ -8,14 +8,13 @@ from datetime import timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.support.factories.facts import START, running
-from tests.unit.operator.control.policy.test_stragglers import FIRST, trained
-from tests.unit.operator.ledger.test_ledger import at, pod
+from tests.support.factories.facts import START, decide, running
+from tests.support.factories.ledger import at, pod
+from tests.support.factories.stragglers import FIRST, trained
 
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.cli.views import one_line, summary
 from cost_aware_operator.control.policy.accounting import fees_now
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.ledger.blocks import Baseline, Block, by_block, saved, total_usd
 from cost_aware_operator.ledger.ledger import Cause, Fees, LedgerState, TrainedSteps, accrue
 from cost_aware_trainer.contract import Phase

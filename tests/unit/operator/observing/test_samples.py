@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from tests.support.factories.samples import sample
 
-from cost_aware_operator.observing.samples import RankSample, Scrape, ScrapeError, observe, parse_rank
+from cost_aware_operator.observing.samples import Scrape, ScrapeError, observe, parse_rank
 from cost_aware_trainer.contract import LaunchStage, Phase
 
 TEXT = """# TYPE catj_rank_step gauge
@@ -18,11 +19,6 @@ catj_rank_loss{namespace="n",job="j",attempt="3",rank="1"} NaN
 # TYPE catj_rank_phase_seconds_total counter
 catj_rank_phase_seconds_total{namespace="n",job="j",attempt="3",rank="1",phase="compute"} 7.5
 """
-
-
-def sample(rank: int, seconds: float, attempt: int = 1, share: float = 0.8) -> RankSample:
-    phases = {Phase.COMPUTE: seconds * share, Phase.COMMUNICATION: seconds * (1 - share)}
-    return RankSample(rank, attempt, steps=seconds, tokens=seconds * 10, step_seconds=seconds, phase_seconds=phases)
 
 
 def test_a_rank_s_metrics_are_read_and_what_is_not_finite_is_absent() -> None:

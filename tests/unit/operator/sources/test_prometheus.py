@@ -18,7 +18,7 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from tests.unit.operator.sources.test_rank_endpoints import pod
+from tests.support.factories.endpoints import pod
 
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.sources.metrics_source import Answers

@@ -11,12 +11,12 @@ from datetime import UTC, datetime
 
 import aiohttp
 import pytest
+from tests.support.factories.endpoints import pod
 
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.sources import rank_endpoints as ranks
 from cost_aware_operator.sources.metrics_source import Answers
 from cost_aware_operator.sources.rank_endpoints import RankEndpoints
-from cost_aware_operator.workload.views import PodView
 
 Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 GOOD = b'catj_rank_step{namespace="n",job="j",attempt="1",rank="0"} 5\n'
@@ -76,11 +76,6 @@ async def serving(behaviour: Behaviour) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
-
-
-def pod() -> PodView:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    return PodView("gpt-0-a", "u", 0, "127.0.0.1", "node", "Running", now, now, None, deleting=False, running=True)
 
 
 def says(body: bytes) -> Behaviour:

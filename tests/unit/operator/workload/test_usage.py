@@ -6,19 +6,17 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from tests.support.factories.facts import facts, job, pod
-from tests.unit.operator.adjusting.test_adjuster import PIPELINE
-from tests.unit.operator.control.policy.test_stragglers import FIRST, GIVEN, NODES, trained
-from tests.unit.operator.control.reading.test_gather import Api, Clock, Source, gatherer
+from tests.support.factories.adjusting import PIPELINE
+from tests.support.factories.facts import decide, facts, job, pod
+from tests.support.factories.gathering import Api, Clock, Source, gatherer
+from tests.support.factories.stragglers import FIRST, GIVEN, NODES, trained
 
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.api.status import ConditionType
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.gather import MOST_LOOKED_AT, NODE_SECONDS, CachedNodes
 from cost_aware_operator.control.reading.memory import Memory
 from cost_aware_operator.control.reading.run_record import RunRecord
-from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.placement import could_take
 from cost_aware_operator.workload.usage import PodUse, pod_use, taken_by_others
 from cost_aware_operator.workload.views import NodeView, pod_view
@@ -123,24 +121,18 @@ class Crowded(Api):
         return None if self.forbidden else [document(container(cpu="3"))]
 
 
-class Defaults:
-    def value(self) -> PodDefaults:
-        return PodDefaults()
-
-
 async def test_other_pods_are_asked_for_once_a_minute_and_of_so_many_nodes_only() -> None:
     api, clock = Crowded(), Clock()
     given = gatherer(Source(), clock, api)
-    given._defaults = cast("Any", Defaults())
     cordoned = NodeView("mine", None, None, False, unschedulable=True)
     status = replace(GIVEN, status=decide(facts(GIVEN)).status)
     for _ in range(2):
-        found = await given._cluster_nodes(status, RunRecord(plan=PIPELINE), Memory("u"), [cordoned])
+        found = await given.cluster_nodes(status, RunRecord(plan=PIPELINE), Memory("u"), [cordoned])
         assert found is not None
         assert sum(node.taken == {"cpu": 3.0, "pods": 1.0} for node in found) == MOST_LOOKED_AT
     assert len(api.asked) == MOST_LOOKED_AT
     clock.seconds += NODE_SECONDS + 1
-    await given._cluster_nodes(status, RunRecord(plan=PIPELINE), Memory("u"), [cordoned])
+    await given.cluster_nodes(status, RunRecord(plan=PIPELINE), Memory("u"), [cordoned])
     assert len(api.asked) == 2 * MOST_LOOKED_AT
 
 
@@ -149,10 +141,9 @@ async def test_where_other_pods_may_not_be_listed_nodes_count_as_they_are() -> N
     api.forbidden = True
     assert await CachedNodes(cast("Any", api), Clock()).uses("n0") is None
     given = gatherer(Source(), Clock(), api)
-    given._defaults = cast("Any", Defaults())
     cordoned = NodeView("mine", None, None, False, unschedulable=True)
     status = replace(GIVEN, status=decide(facts(GIVEN)).status)
-    found = await given._cluster_nodes(status, RunRecord(plan=PIPELINE), Memory("u"), [cordoned])
+    found = await given.cluster_nodes(status, RunRecord(plan=PIPELINE), Memory("u"), [cordoned])
     assert found is not None
     assert {node.taken for node in found} == {None}
 

@@ -62,7 +62,7 @@ def test_an_answer_is_never_longer_than_a_message_may_be(tmp_path):
 
 def test_while_a_read_hangs_others_are_answered_at_once(tmp_path):
     leave_word(tmp_path, "a", 1.0)
-    with words._reading:
+    with words.only_reader:
         assert last_words(tmp_path) == PodEnds()
     assert len(last_words(tmp_path).ends) == 1
 

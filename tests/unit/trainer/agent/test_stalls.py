@@ -91,7 +91,7 @@ def test_a_death_is_left_to_torchrun_which_knows_more_of_it(start):
     run = start()
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    run.heartbeat._process = gone.pid
+    run.heartbeat.process = gone.pid
     run.train(3, 0.2)
     assert run.wait(50) is None
     stall = run.wait(20)

@@ -6,11 +6,11 @@ import pickle
 import pytest
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, MetadataIndex
 
-from cost_aware_trainer.state.checkpoint import _MetadataUnpickler
+from cost_aware_trainer.state.checkpoint import MetadataUnpickler
 
 
 def read(data: bytes):
-    return _MetadataUnpickler(io.BytesIO(data)).load()
+    return MetadataUnpickler(io.BytesIO(data)).load()
 
 
 class Reduced:

@@ -25,7 +25,7 @@ MOST_ENDS = 1024
 PATIENCE_SECONDS = 2.0
 """Seconds to wait for a volume that does not answer: the pod's grace is for the ranks."""
 
-_reading = threading.Lock()
+only_reader = threading.Lock()
 
 
 def leave_word(folder: Path | None, pod_uid: str, now_seconds: float) -> None:
@@ -71,7 +71,7 @@ def last_words(folder: Path | None) -> PodEnds:
     """Reads the records of pods that have ended, the newest first. Empty if there are none, or while another call still reads."""
     found: list[PodEnd] = []
     # callers must not pile up before a volume that does not answer
-    if not _reading.acquire(blocking=False):
+    if not only_reader.acquire(blocking=False):
         return PodEnds()
     try:
         paths = [] if folder is None else list(folder.glob("*.json"))
@@ -80,7 +80,7 @@ def last_words(folder: Path | None) -> PodEnds:
     except OSError as error:
         logger.warning("%s: %s", folder, error.strerror)
     finally:
-        _reading.release()
+        only_reader.release()
     return PodEnds(ends=tuple(sorted(found, key=lambda word: -word.ended_at)[:MOST_ENDS]))
 
 

@@ -101,7 +101,7 @@ class Heartbeat:
             self._path.write_bytes(self._memory)
             with self._path.open("r+b") as file:
                 self._memory = mmap.mmap(file.fileno(), _RECORD.size)
-        self._process = os.getpid()
+        self.process = os.getpid()
         self._sequence, self._step, self._phase, self._waits = 0, 0, "start", False
         self._first_step: int | None = None
         self.beat("start")
@@ -122,7 +122,7 @@ class Heartbeat:
         self._waits = waits
         name = self._phase.encode()[:39]
         first_step = self._step if self._first_step is None else self._first_step
-        now_seconds, sequence, process = time.monotonic(), self._sequence, self._process
+        now_seconds, sequence, process = time.monotonic(), self._sequence, self.process
         _RECORD.pack_into(
             self._memory, 0, sequence, now_seconds, self._step, first_step, process, waits, name, sequence
         )

@@ -89,7 +89,7 @@ def _enum_member(enumeration: type, name: str) -> enum.Enum:
     return enumeration[name]
 
 
-class _MetadataUnpickler(pickle.Unpickler):
+class MetadataUnpickler(pickle.Unpickler):
     """Unpickler of DCP's `.metadata` that admits DCP's own records and nothing else."""
 
     _PACKAGE = "torch.distributed.checkpoint."
@@ -105,6 +105,11 @@ class _MetadataUnpickler(pickle.Unpickler):
     )
 
     def find_class(self, module: str, name: str) -> Any:
+        """A record of DCP or a type that its records hold; anything else is refused.
+
+        Raises:
+            pickle.UnpicklingError: the metadata asks for something else.
+        """
         if (module, name) == ("builtins", "getattr"):
             return _enum_member
         found = super().find_class(module, name) if module.startswith(self._PACKAGE) else None
@@ -121,7 +126,7 @@ class SafeReader(FileSystemReader):
 
     def read_metadata(self, *arguments: Any, **keywords: Any) -> Metadata:
         """Reads the checkpoint's metadata; raises pickle.UnpicklingError if it holds foreign objects."""
-        metadata: Metadata = _MetadataUnpickler(io.BytesIO((Path(self.path) / ".metadata").read_bytes())).load()
+        metadata: Metadata = MetadataUnpickler(io.BytesIO((Path(self.path) / ".metadata").read_bytes())).load()
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata

@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -16,22 +15,30 @@ from pydantic import ValidationError
 
 from cost_aware_operator.api import KIND, MANAGER
 from cost_aware_operator.api.job import JobKey, JobReference, TrainingJob
+from cost_aware_operator.api.status import JobStatus
+from cost_aware_operator.control.loop.worker import about
 from cost_aware_operator.control.policy.decide import BLOCKED_SECONDS, decide, rejected
-from cost_aware_operator.control.policy.decision import Decision, Event
+from cost_aware_operator.control.policy.decision import Decision
 from cost_aware_operator.control.policy.shaping import DeleteJob, MakeJob, SetJob, Shaping, shaping_of
 from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.control.reading.gather import Gatherer, in_the_way
 from cost_aware_operator.control.reading.memory import Memories, Memory
+from cost_aware_operator.control.reading.reading import Reading
 from cost_aware_operator.control.reading.run_record import to_data
 from cost_aware_operator.control.reading.unreadable_record import RecordUnreadableError
+from cost_aware_operator.control.status.events import Event
+from cost_aware_operator.control.status.log_lines import log_lines
+from cost_aware_operator.control.status.outcome import told
 from cost_aware_operator.control.status.unreadable import told_unreadable, why_unreadable
 from cost_aware_operator.engines.cluster import ApiError, Cluster
 from cost_aware_operator.planning.plan import Plan, Refusal
 from cost_aware_operator.sources.clock import Clock
 from cost_aware_operator.sources.metrics_source import Agents
 from cost_aware_operator.sources.rank_endpoints import token
-from cost_aware_operator.workload.job import indexed_job, secret, service
+from cost_aware_operator.workload.job import indexed_job
 from cost_aware_operator.workload.names import labels, owner_reference, record_name
+from cost_aware_operator.workload.secret import secret
+from cost_aware_operator.workload.service import service
 from cost_aware_trainer.contract import Release
 
 logger = logging.getLogger(__name__)
@@ -39,7 +46,7 @@ SAVE_SECONDS = 15.0
 """How often the ledger is saved while nothing else makes a save urgent. Later saves lose nothing but the split by cause of what
 happened since."""
 
-StatusSink = Callable[[TrainingJob, Decision], None]
+StatusSink = Callable[[TrainingJob, JobStatus], None]
 
 
 class Reconciler:
@@ -90,25 +97,31 @@ class Reconciler:
             facts = await self._gatherer.facts(job, memory)
         except RecordUnreadableError as error:
             return await self._tell_unreadable(document, "RecordUnreadable", str(error))
-        decision = await self._act(job, facts, decide(facts), memory)
+        reading = Reading(facts)
+        decision = await self._act(job, reading, decide(reading), memory)
         return decision.requeue_seconds
 
-    async def _act(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory) -> Decision:
+    async def _act(self, job: TrainingJob, reading: Reading, decision: Decision, memory: Memory) -> Decision:
         """Does what was decided, the record first; returns what was decided in the end, as the pods may be refused."""
+        facts = reading.facts
         shaping = shaping_of(facts, decision)
         await self._save(job, facts, decision, memory, acts=shaping is not None)
         refusal = await self._shape_pods(job, facts, shaping)
         if refusal is not None:
             # what was saved stays true: the plan is in force, and no attempt can have begun without a Job
-            decision = rejected(replace(facts, record=decision.record), refusal)
+            decision = rejected(reading, decision.record, refusal)
         await self._tell(job, facts, decision)
         for uid in decision.evict:
             await self._evict(job, next(p.name for p in facts.pods if p.uid == uid), uid)
-        status = decision.status.to_document()
+        answer = told(reading, decision)
+        status = answer.status.to_document()
         if status != job.status.to_document():
             await self._cluster.write_status(job.reference, status)
-        self._published(job, decision)
-        await self._post(job.reference, job.generation, decision.record.attempt, decision.events, facts.now)
+        for line in log_lines(facts.record, decision, answer.events):
+            level = logging.WARNING if line.warning else logging.INFO
+            logger.log(level, line.message, extra={**line.fields, **about(job.key)})
+        self._published(job, answer.status)
+        await self._post(job.reference, job.generation, decision.record.attempt, answer.events, facts.now)
         if decision.delete_job:
             await self._cluster.delete(KIND, job.key, job.uid)
         return decision
@@ -116,11 +129,11 @@ class Reconciler:
     async def _tell_unreadable(self, document: Mapping[str, Any], reason: str, message: str) -> float:
         """Writes one condition about a job and leaves all else as it is; nothing where that was done before."""
         now, job = self._clock.now(), JobReference.to(document)
-        told = told_unreadable(document, reason, message, now)
-        if told is not None:
-            logger.error("%s: %s", job.key, message)
-            await self._cluster.write_status(job, told.status)
-            await self._post(job, document["metadata"].get("generation", 0), 0, told.events, now)
+        written = told_unreadable(document, reason, message, now)
+        if written is not None:
+            logger.error(message, extra={"reason": reason, **about(job.key)})
+            await self._cluster.write_status(job, written.status)
+            await self._post(job, document["metadata"].get("generation", 0), 0, written.events, now)
         return BLOCKED_SECONDS
 
     async def _tell(self, job: TrainingJob, facts: Facts, decision: Decision) -> None:
@@ -149,7 +162,7 @@ class Reconciler:
         except ApiError as error:
             if error.status != 403:
                 raise
-            logger.warning("%s: pod %s may not be evicted: %s", job.key, name, error)
+            logger.warning("pod %s may not be evicted: %s", name, error, extra=about(job.key))
 
     async def _shape_pods(self, job: TrainingJob, facts: Facts, shaping: Shaping | None) -> Refusal | None:
         """Creates, suspends, resumes or deletes the Indexed Job and what it needs; returns what the API server refused."""

@@ -1,11 +1,11 @@
-"""From the facts of a reconcile to the ledger's terms. Pure."""
+"""Books of a reconcile: from a reading to the ledger's terms. Pure."""
 
 from __future__ import annotations
 
-from cost_aware_operator.api.spec import CapacityType
 from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.reading import Reading
+from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.costs.search.combinations import HOURS_A_MONTH, Work
-from cost_aware_operator.costs.tables.prices import Price
 from cost_aware_operator.ledger.ledger import Cause, Fees, LedgerState, PodFacts, TrainedSteps, accrue
 from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.planning.presets import shape_of
@@ -14,27 +14,15 @@ from cost_aware_operator.workload.views import PodView
 from cost_aware_trainer.contract import AgentPhase, Phase
 
 
-def price_of(facts: Facts, pod: PodView) -> Price | None:
-    """The price of the node under a pod, by the node's labels.
-
-    Where the node cannot be read, a manifest that allows one instance type says what it is.
-    """
-    node = facts.nodes.get(pod.node or "")
-    if node is None:
-        nodes = facts.job.spec.nodes
-        only = nodes.instance_types[0] if len(nodes.instance_types) == 1 else None
-        return facts.prices.price(only, spot=nodes.capacity_type is CapacityType.SPOT)
-    return facts.prices.price(node.instance_type, spot=node.spot, zone=node.zone)
-
-
-def booked(facts: Facts) -> LedgerState:
+def booked(reading: Reading) -> LedgerState:
     """The ledger with every pod accounted to now or to its end."""
-    pods = [_pod_facts(facts, pod) for pod in (*facts.pods, *facts.departed) if pod.started_at is not None]
-    return accrue(facts.record.ledger, pods, progress_of(facts), facts.now, fees_now(facts), facts.told_ends)
+    facts = reading.facts
+    pods = [one for pod in (*facts.pods, *facts.departed) if (one := _pod_facts(reading, pod)) is not None]
+    return accrue(facts.record.ledger, pods, progress_of(reading), facts.now, fees_now(facts), facts.told_ends)
 
 
 def fees_now(facts: Facts) -> Fees:
-    """What is paid an hour beside the nodes: the kept checkpoints of a known model, and the control plane; 0 where no table has it."""
+    """Dollars an hour beside the nodes: the kept checkpoints of a known model, and the control plane; 0 if no table has it."""
     spec, node = facts.job.spec, next((facts.nodes.get(p.node or "") for p in facts.pods), None)
     types = spec.nodes.instance_types
     kind = node.instance_type if node is not None else types[0] if len(types) == 1 else None
@@ -47,25 +35,23 @@ def fees_now(facts: Facts) -> Fees:
     return Fees(stored.checkpoints * stored.state_gib * gib_month / HOURS_A_MONTH, management)
 
 
-def current_samples(facts: Facts) -> list[RankSample]:
-    """What the ranks of the newest attempt said."""
-    return [s for samples in facts.samples.values() for s in samples if s.attempt == facts.record.attempt]
-
-
-def progress_of(facts: Facts) -> TrainedSteps:
+def progress_of(reading: Reading) -> TrainedSteps:
     """The newest attempt's steps, once its ranks have resumed."""
-    samples = [s for s in current_samples(facts) if s.resumed_step is not None]
+    samples = [s for s in reading.samples if s.resumed_step is not None]
     if not samples:
         return TrainedSteps()
     return TrainedSteps(
-        attempt=facts.record.attempt,
+        attempt=reading.facts.record.attempt,
         step=max(s.step for s in samples),
         resumed_step=min(s.resumed_step or 0 for s in samples),
     )
 
 
-def _pod_facts(facts: Facts, pod: PodView) -> PodFacts:
-    assert pod.started_at is not None  # noqa: S101  the caller filters
+def _pod_facts(reading: Reading, pod: PodView) -> PodFacts | None:
+    """A pod as the ledger sees it; None before it has started."""
+    if pod.started_at is None:
+        return None
+    facts = reading.facts
     node = facts.nodes.get(pod.node or "")
     samples = facts.samples.get(pod.uid, ())
     phases = None
@@ -78,7 +64,7 @@ def _pod_facts(facts: Facts, pod: PodView) -> PodFacts:
         ended_at=pod.ended_at,
         instance_type=node.instance_type if node else None,
         zone=node.zone if node else None,
-        price=price_of(facts, pod),
+        price=reading.prices.get(pod.uid),
         attempt=max((s.attempt for s in samples), default=0),
         phase_seconds=phases,
         sent_bytes=sum(s.communication_bytes for s in samples),
@@ -87,7 +73,7 @@ def _pod_facts(facts: Facts, pod: PodView) -> PodFacts:
 
 
 def _otherwise(facts: Facts, pod: PodView, samples: tuple[RankSample, ...]) -> Cause:
-    """What time is for that no phase explains: getting (back) to work, or nothing."""
+    """Cause of the time that no phase explains: getting (back) to work, or nothing."""
     agent = facts.agents.get(pod.uid)
     if facts.record.ended_at is not None or (agent is not None and agent.phase is AgentPhase.COMPLETED):
         return Cause.IDLE
@@ -102,16 +88,9 @@ def _otherwise(facts: Facts, pod: PodView, samples: tuple[RankSample, ...]) -> C
     return Cause.RESTART
 
 
-def paid_hourly_usd(facts: Facts) -> float | None:
-    """Dollars an hour of the pods that run; None where no price is known, or none runs."""
-    prices = [price_of(facts, p) for p in facts.pods if p.started_at is not None and p.ended_at is None]
-    known = [p.hourly_usd for p in prices if p is not None]
-    return sum(known) if known and len(known) == len(prices) else None
-
-
-def budget_left_usd(facts: Facts) -> float | None:
-    """What may still be spent; None without a budget."""
-    budget = facts.job.spec.budget
+def budget_left_usd(reading: Reading, record: RunRecord) -> float | None:
+    """Dollars that may still be spent; None without a budget."""
+    budget = reading.facts.job.spec.budget
     if budget is None or budget.total_usd is None:
         return None
-    return budget.total_usd - facts.record.ledger.accrued_usd
+    return budget.total_usd - record.ledger.accrued_usd

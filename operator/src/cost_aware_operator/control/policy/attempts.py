@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 
 from cost_aware_operator.adjusting.changes import described
 from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.workload.order import carries_out
 from cost_aware_operator.workload.views import PodView
@@ -71,10 +72,10 @@ class GiveUp:
 Step = Wait | Start | Tell | Steady | Complete | GiveUp
 
 
-def next_step(facts: Facts, plan: Plan) -> Step:
-    """What to do about the newest attempt. The first of these that has an answer decides."""
+def next_step(facts: Facts, record: RunRecord, plan: Plan) -> Step:
+    """The next step of the newest attempt. The first check that has an answer decides."""
     for check in (completed, _invalid, _fruitless, _absent, _changed, _untold, _replaced, _ended):
-        step = check(facts, plan)
+        step = check(facts, record, plan)
         if step is not None:
             return step
     return Steady()
@@ -86,9 +87,9 @@ def _current(facts: Facts) -> list[tuple[PodView, AgentStatus]]:
     return sorted(pairs, key=lambda pair: pair[0].index)
 
 
-def completed(facts: Facts, plan: Plan) -> Step | None:
+def completed(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
     """Whether the last step is done: an agent says so, or a pod ended well while the operator was away."""
-    done = [a for _, a in _current(facts) if a.phase is AgentPhase.COMPLETED and a.attempt == facts.record.attempt]
+    done = [a for _, a in _current(facts) if a.phase is AgentPhase.COMPLETED and a.attempt == record.attempt]
     if done:
         return Complete(next((a.result for a in done if a.result is not None), None))
     if any(pod.succeeded for pod in facts.pods) or (facts.child is not None and facts.child.complete):
@@ -97,23 +98,26 @@ def completed(facts: Facts, plan: Plan) -> Step | None:
     return None
 
 
-def _invalid(facts: Facts, plan: Plan) -> Step | None:
+def _invalid(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
     for pod, agent in _current(facts):
-        if agent.phase is AgentPhase.INVALID and agent.attempt == facts.record.attempt:
+        if agent.phase is AgentPhase.INVALID and agent.attempt == record.attempt:
             return GiveUp("InvalidRun", f"pod {pod.name}: {_said(agent)}")
     return None
 
 
-def fruitful(facts: Facts) -> bool:
+def fruitful(facts: Facts, record: RunRecord) -> bool:
     """Whether the newest attempt got the run on: it added a checkpoint, or lived long where none can be seen."""
-    record = facts.record
     lived = facts.now - record.attempt_at if record.attempt_at is not None else timedelta(0)
     return record.newest_checkpoint > record.attempt_checkpoint or lived >= LONG_ATTEMPT
 
 
-def _fruitless(facts: Facts, plan: Plan) -> Step | None:
-    in_a_row = facts.record.fruitless + 1
-    if in_a_row < FRUITLESS_LIMIT or fruitful(facts) or not (_ended_badly(facts) or _lost_a_pod(facts)):
+def _fruitless(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
+    in_a_row = record.fruitless + 1
+    if (
+        in_a_row < FRUITLESS_LIMIT
+        or fruitful(facts, record)
+        or not (_ended_badly(facts, record) or _lost_a_pod(facts, record))
+    ):
         return None
     last = next((f"pod {p.name}: {_said(a)}" for p, a in _current(facts) if a.phase is AgentPhase.FAILED), "")
     return GiveUp(
@@ -123,14 +127,14 @@ def _fruitless(facts: Facts, plan: Plan) -> Step | None:
     )
 
 
-def _lost_a_pod(facts: Facts) -> bool:
+def _lost_a_pod(facts: Facts, record: RunRecord) -> bool:
     """Whether a pod of the newest attempt is another one now. A user's own program may save where nobody sees it: not counted."""
     if facts.job.spec.trainer.config is None:
         return False
-    return any(facts.record.members.get(p.index) not in (None, p.uid) for p, _ in _current(facts))
+    return any(record.members.get(p.index) not in (None, p.uid) for p, _ in _current(facts))
 
 
-def _absent(facts: Facts, plan: Plan) -> Step | None:
+def _absent(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
     present = {pod.index for pod, _ in _current(facts)}
     missing = sorted(set(range(plan.nodes)) - present)
     if not missing:
@@ -143,7 +147,7 @@ def _absent(facts: Facts, plan: Plan) -> Step | None:
     said = "; ".join(problems) or f"{len(present)} of {plan.nodes} pods are up"
     if not problems and not facts.pods and facts.child is not None:
         said += f"; if that lasts, `kubectl describe job {facts.job.key.name} -n {facts.job.key.namespace}` says why"
-    deadline = _startup_deadline(facts)
+    deadline = _startup_deadline(facts, record)
     if deadline is None:
         return Wait(reason, said)
     if facts.now >= deadline:
@@ -155,9 +159,9 @@ def _absent(facts: Facts, plan: Plan) -> Step | None:
     return Wait(reason, f"{said}; the job fails if this lasts until {deadline.isoformat(timespec='seconds')}")
 
 
-def _startup_deadline(facts: Facts) -> datetime | None:
+def _startup_deadline(facts: Facts, record: RunRecord) -> datetime | None:
     """Only the first start has one: a run that has trained waits for capacity as long as its owner lets it."""
-    if facts.record.attempt > 0 or facts.child is None:
+    if record.attempt > 0 or facts.child is None:
         return None
     begun = facts.child.started_at or facts.child.created_at
     return begun + timedelta(seconds=facts.job.spec.startup_deadline_seconds)
@@ -168,56 +172,56 @@ def _members(facts: Facts, plan: Plan) -> dict[int, str]:
     return {pod.index: pod.uid for pod, _ in _current(facts) if pod.index < plan.nodes}
 
 
-def _changed(facts: Facts, plan: Plan) -> Step | None:
+def _changed(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
     """Another plan is in force than the newest attempt was ordered for."""
-    if facts.record.attempt == 0 or facts.order is None or carries_out(facts.job, facts.order, plan):
+    if record.attempt == 0 or facts.order is None or carries_out(facts.job, facts.order, plan):
         return None
     return Start(_members(facts, plan), f"going on as {described(plan)}")
 
 
-def _untold(facts: Facts, plan: Plan) -> Step | None:
+def _untold(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
     """The same pods as in the newest attempt, some of which have not heard of it: the operator died while telling them."""
     members = _members(facts, plan)
-    if facts.record.attempt == 0 or members != facts.record.members:
+    if record.attempt == 0 or members != record.members:
         return None
     told = set(members.values())
-    behind = tuple(p.uid for p, agent in _current(facts) if p.uid in told and agent.attempt < facts.record.attempt)
+    behind = tuple(p.uid for p, agent in _current(facts) if p.uid in told and agent.attempt < record.attempt)
     return Tell(behind) if behind else None
 
 
-def _replaced(facts: Facts, plan: Plan) -> Step | None:
+def _replaced(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
     members = _members(facts, plan)
-    if members == facts.record.members:
+    if members == record.members:
         return None
-    if facts.record.attempt == 0:
+    if record.attempt == 0:
         return Start(members, "all pods are up")
-    changed = [p.name for p, _ in _current(facts) if p.index in members and facts.record.members.get(p.index) != p.uid]
-    return _after_pause(facts, members, f"{', '.join(changed)} replaced a pod that was lost")
+    changed = [p.name for p, _ in _current(facts) if p.index in members and record.members.get(p.index) != p.uid]
+    return _after_pause(facts, record, members, f"{', '.join(changed)} replaced a pod that was lost")
 
 
-def _ended(facts: Facts, plan: Plan) -> Step | None:
-    if not _ended_badly(facts):
+def _ended(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
+    if not _ended_badly(facts, record):
         return None
     ended = [(p, a) for p, a in _current(facts) if a.phase in (AgentPhase.FAILED, AgentPhase.CHECKPOINTED)]
     why = "; ".join(f"pod {p.name}: {_said(a)}" for p, a in ended)
-    return _after_pause(facts, _members(facts, plan), why)
+    return _after_pause(facts, record, _members(facts, plan), why)
 
 
-def _ended_badly(facts: Facts) -> bool:
+def _ended_badly(facts: Facts, record: RunRecord) -> bool:
     over = (AgentPhase.FAILED, AgentPhase.CHECKPOINTED)
-    return any(a.phase in over and a.attempt == facts.record.attempt for _, a in _current(facts))
+    return any(a.phase in over and a.attempt == record.attempt for _, a in _current(facts))
 
 
-def why_ended(facts: Facts) -> str:
+def why_ended(facts: Facts, record: RunRecord) -> str:
     """What the agents say of the newest attempt's end, where it failed or cannot work."""
     bad = (AgentPhase.FAILED, AgentPhase.INVALID)
-    ended = [(p, a) for p, a in _current(facts) if a.phase in bad and a.attempt == facts.record.attempt]
+    ended = [(p, a) for p, a in _current(facts) if a.phase in bad and a.attempt == record.attempt]
     return "; ".join(f"pod {p.name}: {_said(a)}" for p, a in ended)
 
 
-def _after_pause(facts: Facts, members: dict[int, str], why: str) -> Step:
-    pause = RETRY_SECONDS[min(facts.record.fruitless, len(RETRY_SECONDS) - 1)]
-    begun = facts.record.attempt_at
+def _after_pause(facts: Facts, record: RunRecord, members: dict[int, str], why: str) -> Step:
+    pause = RETRY_SECONDS[min(record.fruitless, len(RETRY_SECONDS) - 1)]
+    begun = record.attempt_at
     if begun is not None and pause and facts.now < begun + timedelta(seconds=pause):
         return Wait("WaitingToRetry", f"{why}; the next attempt begins {pause} s after the last one began")
     return Start(members, why)

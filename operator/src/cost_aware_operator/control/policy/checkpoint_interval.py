@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from cost_aware_operator.api.spec import CapacityType
-from cost_aware_operator.control.policy.accounting import current_samples
 from cost_aware_operator.control.reading.facts import Facts
-from cost_aware_operator.control.reading.run_record import Saves
+from cost_aware_operator.control.reading.reading import Reading
+from cost_aware_operator.control.reading.run_record import RunRecord, Saves
 from cost_aware_operator.costs.models.goodput import optimal_interval
 from cost_aware_operator.costs.search.three_d import checkpointing
 from cost_aware_operator.costs.tables.hazards import node_hazard
-from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space
+from cost_aware_operator.planning.plan import Plan
 from cost_aware_trainer.contract import Phase
 
 LEAST_SECONDS, MOST_SECONDS = 10.0, 1800.0
@@ -18,14 +18,15 @@ UNKNOWN_SECONDS = 60.0
 """Where neither a save was seen nor the size of the state is known."""
 
 
-def saves_seen(facts: Facts) -> Saves:
+def saves_seen(reading: Reading) -> Saves:
     """The record's saves with those that the newest samples tell of.
 
     A rank tells its newest whole checkpoint, and how long saves have blocked it since its attempt began. Looked at when a checkpoint
     has just become whole, the second over the number of checkpoints is what one blocks.
     """
-    known, record = facts.record.saves, facts.record
-    lead = max(current_samples(facts), key=lambda s: s.checkpoint_step or 0, default=None)
+    record = reading.facts.record
+    known = record.saves
+    lead = max(reading.samples, key=lambda s: s.checkpoint_step or 0, default=None)
     if lead is None or not lead.checkpoint_step:
         return known
     if known.attempt != record.attempt:
@@ -34,21 +35,21 @@ def saves_seen(facts: Facts) -> Saves:
         known = Saves(attempt=record.attempt, newest=newest, stall_seconds=known.stall_seconds)
     if lead.checkpoint_step <= known.newest:
         return known
-    blocked = max(s.phase_seconds.get(Phase.CHECKPOINT, 0.0) for s in current_samples(facts))
+    blocked = max(s.phase_seconds.get(Phase.CHECKPOINT, 0.0) for s in reading.samples)
     count = known.count + 1
     stall = blocked / count if blocked > 0 else known.stall_seconds
     return Saves(attempt=known.attempt, newest=lead.checkpoint_step, count=count, stall_seconds=stall)
 
 
-def interval_of(facts: Facts, plan: Plan) -> tuple[float, str]:
+def interval_of(reading: Reading, record: RunRecord, plan: Plan) -> tuple[float, str]:
     """Seconds between saves for the next attempt, and why: as written, else Daly's estimate from stall and failures."""
-    written = facts.job.spec.checkpoint.interval_seconds
+    written = reading.facts.job.spec.checkpoint.interval_seconds
     if written is not None:
         return float(written), "spec.checkpoint.intervalSeconds"
-    stall, seen = _stall(facts, plan)
+    stall, seen = _stall(reading, record, plan)
     if stall is None:
         return UNKNOWN_SECONDS, "no save was seen yet, and the size of the state is not known"
-    rate, why = failures_per_hour(facts, plan)
+    rate, why = failures_per_hour(reading.facts, record, plan)
     best = optimal_interval(stall, 3600 / rate)
     seconds = round(min(max(best, LEAST_SECONDS), MOST_SECONDS), 1)
     bound = f", held within {LEAST_SECONDS:.0f} s and {MOST_SECONDS / 60:.0f} min" if seconds != round(best, 1) else ""
@@ -58,17 +59,17 @@ def interval_of(facts: Facts, plan: Plan) -> tuple[float, str]:
     )
 
 
-def _stall(facts: Facts, plan: Plan) -> tuple[float | None, str]:
-    measured = facts.record.saves.stall_seconds
+def _stall(reading: Reading, record: RunRecord, plan: Plan) -> tuple[float | None, str]:
+    measured = record.saves.stall_seconds
     if measured is not None:
         return measured, "measured"
-    space = adjusting_space(PlanInput(facts.job.spec, facts.prices, facts.defaults.resources))
+    space = reading.space
     if space is None:
         return None, ""
     return checkpointing(space.work, space.offers[0], plan.nodes)[0], "predicted"
 
 
-def failures_per_hour(facts: Facts, plan: Plan) -> tuple[float, str]:
+def failures_per_hour(facts: Facts, record: RunRecord, plan: Plan) -> tuple[float, str]:
     """Of all nodes together: what is known of such nodes, or what this job has met, where that is more."""
     nodes = [n for p in facts.pods if p.ended_at is None and (n := facts.nodes.get(p.node or "")) is not None]
     only_spot = plan.spot or facts.job.spec.nodes.capacity_type is CapacityType.SPOT
@@ -76,17 +77,17 @@ def failures_per_hour(facts: Facts, plan: Plan) -> tuple[float, str]:
     spot = min(spot, plan.nodes)
     listed = spot * node_hazard(plan.ranks_per_node, spot=True)
     listed += (plan.nodes - spot) * node_hazard(plan.ranks_per_node, spot=False)
-    hours = max(1.0, facts.record.ledger.pod_seconds / 3600)
-    met = facts.record.interruptions / hours * plan.nodes
+    hours = max(1.0, record.ledger.pod_seconds / 3600)
+    met = record.interruptions / hours * plan.nodes
     if met > listed:
-        return met, f"{facts.record.interruptions} in {hours:.3g} node-hours of this job"
+        return met, f"{record.interruptions} in {hours:.3g} node-hours of this job"
     return listed, f"{plan.nodes} nodes, {spot} of them spot"
 
 
-def interval_for(facts: Facts, plan: Plan, *, goes_on: bool) -> tuple[float, str]:
+def interval_for(reading: Reading, record: RunRecord, plan: Plan, *, goes_on: bool) -> tuple[float, str]:
     """The same for an attempt that ranks may go on to in their processes: with another interval they would have to start anew."""
-    order = facts.order
-    written = facts.job.spec.checkpoint.interval_seconds is not None
+    order = reading.facts.order
+    written = reading.facts.job.spec.checkpoint.interval_seconds is not None
     if goes_on and not written and order is not None and order.plan is not None and order.nodes == plan.nodes:
-        return order.plan.checkpoint.interval_seconds, facts.record.interval_reason
-    return interval_of(facts, plan)
+        return order.plan.checkpoint.interval_seconds, record.interval_reason
+    return interval_of(reading, record, plan)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cost_aware_operator.control.policy.adjusting import under_way
+from cost_aware_operator.adjusting.changes import under_way
 from cost_aware_operator.control.policy.stragglers import spare_nodes
 from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.workload.views import NodeView, PodView
 
@@ -23,7 +24,6 @@ ENDING_TAINTS = (
 """Put on a node that will be gone in seconds to minutes, by whoever takes it away."""
 ENDING_CONDITIONS = ("PreemptScheduled", "TerminateScheduled", "RedeployScheduled", "RebootScheduled")
 """The same on AKS, by its node problem detector."""
-CORDON = "node.kubernetes.io/unschedulable"
 
 
 @dataclass(frozen=True)
@@ -44,25 +44,20 @@ def notice_of(node: NodeView) -> str:
     return next((f"condition {name}" for name in node.conditions if name in ENDING_CONDITIONS), "")
 
 
-def cordoned(node: NodeView) -> bool:
-    """Whether no new pods shall go there: a drain is about to follow, most often."""
-    return node.unschedulable or any(t.key == CORDON for t in node.taints)
-
-
-def disruptions(facts: Facts, plan: Plan) -> tuple[Disruption, ...]:
+def disruptions(facts: Facts, record: RunRecord, plan: Plan) -> tuple[Disruption, ...]:
     """The pods on nodes that end, each told once for a node: a pod that comes back to it stays there.
 
     A pod is moved off a cordoned node only where another node could take it: without one the run would stop for nothing.
     """
-    if under_way(facts.record) is not None:
+    if under_way(record.changes) is not None:
         return ()
     found = []
     for pod in facts.pods:
         node = facts.nodes.get(pod.node or "")
-        if node is None or not pod.usable or facts.record.drained.get(node.name, pod.uid) != pod.uid:
+        if node is None or not pod.usable or record.drained.get(node.name, pod.uid) != pod.uid:
             continue
         notice = notice_of(node)
-        if not notice and not cordoned(node):
+        if not notice and not node.is_cordoned:
             continue
         where = f"node {node.name} under pod {pod.name} "
         if notice:

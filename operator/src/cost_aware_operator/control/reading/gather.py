@@ -11,12 +11,11 @@ from typing import Protocol
 from cost_aware_operator.adjusting.capacity import nodes_lost
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.api.spec import AdjustPolicy
-from cost_aware_operator.control.policy.disruption import cordoned
-from cost_aware_operator.control.policy.stragglers import stragglers_under
 from cost_aware_operator.control.reading.believable import believed, left_result
 from cost_aware_operator.control.reading.facts import Facts, MissingClaim, Unheard
 from cost_aware_operator.control.reading.memory import Memory
 from cost_aware_operator.control.reading.run_record import RunRecord, from_data
+from cost_aware_operator.control.reading.stragglers import stragglers_under
 from cost_aware_operator.control.reading.unreadable_record import RecordUnreadableError
 from cost_aware_operator.costs.tables.prices import PriceBook
 from cost_aware_operator.engines.cluster import Cluster, owner_uids
@@ -147,7 +146,7 @@ class Gatherer:
         names = {p.node for p in (*pods, *departed) if p.node}
         nodes = {name: node for name in names if (node := await self._nodes.get(name)) is not None}
         agents = await self._agents.statuses(pods)
-        await self._scrape(job, pods, memory, record.attempt)
+        await self.scrape(job, pods, memory, record.attempt)
         vanished = record.ledger.without_end() - {p.uid for p in (*pods, *departed)}
         if result is None:
             told = (a.result for a in agents.values() if a.result is not None and a.result.total_steps)
@@ -170,7 +169,7 @@ class Gatherer:
             samples=dict(memory.samples),
             scrapes=tuple(memory.scrapes),
             scrape_interval_seconds=self._scrape_interval_seconds,
-            cluster_nodes=await self._cluster_nodes(job, record, memory, nodes.values(), priority_of(pods)),
+            cluster_nodes=await self.cluster_nodes(job, record, memory, nodes.values(), priority_of(pods)),
             told_ends=await self._agents.ends([p for p in pods if p.uid in agents]) if vanished else {},
             unheard=tuple(
                 Unheard(rank, why, self._clock.monotonic() - since)
@@ -178,7 +177,7 @@ class Gatherer:
             ),
         )
 
-    async def _cluster_nodes(
+    async def cluster_nodes(
         self, job: TrainingJob, record: RunRecord, memory: Memory, own: Iterable[NodeView], priority: int = 0
     ) -> tuple[NodeView, ...] | None:
         """Where else pods could run, with what others take of it."""
@@ -209,7 +208,7 @@ class Gatherer:
         if len(allowed) > 1 and policy is not AdjustPolicy.OFF:
             return await self._nodes.all(allowed)
         lost = any(nodes_lost(record.changes, plan.nodes))
-        if not (lost or any(map(cordoned, own)) or _straggling(job, record, memory)):
+        if not (lost or any(node.is_cordoned for node in own) or _straggling(job, record, memory)):
             return None
         return await self._nodes.all(plan.instance_types)
 
@@ -248,7 +247,7 @@ class Gatherer:
         found = await asyncio.gather(*(self._cluster.claim_exists(job.key.namespace, name) for _, name in claims))
         return tuple(MissingClaim(*claim) for claim, exists in zip(claims, found, strict=True) if not exists)
 
-    async def _scrape(self, job: TrainingJob, pods: tuple[PodView, ...], memory: Memory, attempt: int) -> None:
+    async def scrape(self, job: TrainingJob, pods: tuple[PodView, ...], memory: Memory, attempt: int) -> None:
         """A rank that does not answer, or not what can be true, keeps its last sample while its pod lives: its counters only grow."""
         plan = job.status.plan
         if plan is None:

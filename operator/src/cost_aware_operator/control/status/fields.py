@@ -24,14 +24,14 @@ from cost_aware_operator.api.status import (
     StragglerStatus,
 )
 from cost_aware_operator.api.units import GIB
-from cost_aware_operator.control.policy.accounting import current_samples, price_of
-from cost_aware_operator.control.policy.adjusting import window_of
+from cost_aware_operator.control.policy.decision import Decision
 from cost_aware_operator.control.policy.stragglers import slow_ranks
 from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.reading import Reading
+from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.costs.tables.hardware import HardwareError, NumberFormat
 from cost_aware_operator.ledger.blocks import by_block, saved, total_usd
 from cost_aware_operator.ledger.ledger import Cause
-from cost_aware_operator.observing.samples import Observation
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.planning.presets import shape_of
 from cost_aware_operator.planning.space import machine_of, resources_of
@@ -96,13 +96,13 @@ def adjustment_status(change: Change) -> AdjustmentStatus:
     )
 
 
-def measured_status(facts: Facts, plan: Plan) -> MeasuredStatus | None:
+def measured_status(reading: Reading, decision: Decision, plan: Plan) -> MeasuredStatus | None:
     """What the ranks measure under the plan in force, beside what was predicted; None until a step can be told."""
-    window = window_of(facts)
-    if window is None:
+    window, attempt = reading.window, decision.record.attempt
+    if window is None or attempt != reading.facts.record.attempt:
         return None
     seconds = window.measured.step_seconds
-    memory = max((s.memory_bytes for s in current_samples(facts)), default=0.0) / GIB
+    memory = max((s.memory_bytes for s in reading.samples_of(attempt)), default=0.0) / GIB
     return MeasuredStatus(
         step_seconds=_rounded(seconds),
         step_error=_error(plan.predicted.step_seconds if plan.predicted is not None else None, seconds),
@@ -116,12 +116,13 @@ def _error(predicted: float | None, measured: float) -> float | None:
     return None if predicted is None or measured <= 0 else round(abs(predicted - measured) / measured, 4)
 
 
-def efficiency_status(facts: Facts, plan: Plan | None, observation: Observation | None) -> EfficiencyStatus | None:
+def efficiency_status(reading: Reading, plan: Plan | None) -> EfficiencyStatus | None:
     """Shares of the last scrapes, and the two rates whose ratio the efficiency is."""
+    observation = reading.observation
     if observation is None:
         return None
     shares = {phase.value: round(observation.shares[phase], 4) for phase in Phase}
-    peak = _peak_flops(facts, plan) if plan is not None and observation.flops_per_second > 0 else None
+    peak = _peak_flops(reading.facts, plan) if plan is not None and observation.flops_per_second > 0 else None
     reference = observation.reference_tokens_per_second
     return EfficiencyStatus(
         current=round(observation.efficiency, 4),
@@ -161,9 +162,8 @@ def _peak(
         return None
 
 
-def straggler_status(facts: Facts, plan: Plan | None) -> tuple[StragglerStatus, ...]:
+def straggler_status(reading: Reading) -> tuple[StragglerStatus, ...]:
     """Ranks that hold up the others."""
-    found = slow_ranks(facts, plan) if plan is not None else ()
     return tuple(
         StragglerStatus(
             rank=slow.rank,
@@ -171,35 +171,36 @@ def straggler_status(facts: Facts, plan: Plan | None) -> tuple[StragglerStatus, 
             node=pod.node if pod is not None else None,
             slowdown=round(slow.slowdown, 2),
         )
-        for slow, pod in found[:16]
+        for slow, pod in slow_ranks(reading)[:16]
     )
 
 
-def checkpoint_status(facts: Facts) -> CheckpointStatus | None:
+def checkpoint_status(decision: Decision) -> CheckpointStatus | None:
     """How often the newest attempt saves, and why."""
-    if facts.order is None or facts.order.plan is None:
+    if decision.order is None or decision.order.plan is None:
         return None
-    stall = facts.record.saves.stall_seconds
+    stall = decision.record.saves.stall_seconds
     return CheckpointStatus(
-        interval_seconds=facts.order.plan.checkpoint.interval_seconds,
-        reason=facts.record.interval_reason[:1024],
+        interval_seconds=decision.order.plan.checkpoint.interval_seconds,
+        reason=decision.record.interval_reason[:1024],
         stall_seconds=None if stall is None else _rounded(stall),
     )
 
 
-def goodput_status(facts: Facts) -> GoodputStatus | None:
+def goodput_status(record: RunRecord) -> GoodputStatus | None:
     """Shares of all paid time by cause."""
-    seconds = facts.record.ledger.seconds
+    seconds = record.ledger.seconds
     total = sum(seconds.values())
     if total <= 0:
         return None
     return GoodputStatus(**{cause.value: round(seconds.get(cause, 0.0) / total, 4) for cause in Cause})
 
 
-def progress_status(facts: Facts, observation: Observation | None) -> ProgressStatus | None:
+def progress_status(reading: Reading, decision: Decision) -> ProgressStatus | None:
     """From the ranks while they answer, from the result when they are done, else what was known before."""
-    old, result = facts.job.status.progress, facts.result
-    samples = [s for s in current_samples(facts) if s.total_steps > 0]
+    facts, observation = reading.facts, reading.observation
+    old, result = facts.job.status.progress, decision.result
+    samples = [s for s in reading.samples_of(decision.record.attempt) if s.total_steps > 0]
     if result is not None and result.total_steps:
         return _progress(
             facts, result.step, result.total_steps, result.loss, result.heldout_loss, None, 0.0
@@ -217,7 +218,7 @@ def progress_status(facts: Facts, observation: Observation | None) -> ProgressSt
     if observation is not None and observation.steps_per_second > 0:
         remaining = (lead.total_steps - lead.step) / observation.steps_per_second
     progress = _progress(facts, lead.step, lead.total_steps, lead.loss, heldout, speed, remaining)
-    return progress.model_copy(update={"checkpoint_step": facts.record.newest_checkpoint or None})
+    return progress.model_copy(update={"checkpoint_step": decision.record.newest_checkpoint or None})
 
 
 def _progress(
@@ -243,11 +244,9 @@ def _progress(
     )
 
 
-def _savings(facts: Facts, progress: ProgressStatus | None) -> SavingsStatus | None:
-    baseline = facts.record.baseline
-    found = (
-        saved(baseline, facts.record.ledger, progress.step) if baseline is not None and progress is not None else None
-    )
+def _savings(record: RunRecord, progress: ProgressStatus | None) -> SavingsStatus | None:
+    baseline = record.baseline
+    found = saved(baseline, record.ledger, progress.step) if baseline is not None and progress is not None else None
     if baseline is None or found is None:
         return None
     return SavingsStatus(
@@ -261,19 +260,17 @@ def _savings(facts: Facts, progress: ProgressStatus | None) -> SavingsStatus | N
     )
 
 
-def cost_status(facts: Facts, plan: Plan | None, progress: ProgressStatus | None) -> CostStatus | None:
+def cost_status(reading: Reading, record: RunRecord, progress: ProgressStatus | None) -> CostStatus | None:
     """Dollars so far, at the present speed to the end, and per token. None before the first pod."""
-    ledger = facts.record.ledger
+    ledger = record.ledger
     if ledger.pod_seconds <= 0:
         return None
-    up = [p for p in facts.pods if p.started_at is not None and p.ended_at is None]
-    prices = [price_of(facts, p) for p in up]
-    known = [p for p in prices if p is not None]
-    hourly = sum(p.hourly_usd for p in known) if len(known) == len(prices) else None
-    old = facts.job.status.cost
+    hourly = reading.hourly_usd
+    known = [reading.prices[p.uid] for p in reading.running if p.uid in reading.prices]
+    old = reading.facts.job.status.cost
     accrued = ledger.accrued_usd
     projected = None
-    if facts.record.ended_at is not None:
+    if record.ended_at is not None:
         projected = accrued
     elif progress is not None and progress.estimated_remaining_seconds is not None and hourly is not None:
         projected = accrued + hourly * progress.estimated_remaining_seconds / 3600.0
@@ -284,7 +281,7 @@ def cost_status(facts: Facts, plan: Plan | None, progress: ProgressStatus | None
         by_cause=CausesStatus(**{cause.value: round(ledger.by_cause(cause), 6) for cause in Cause}),
         total_usd=round(total_usd(ledger), 6),
         by_block=BlocksStatus(**{block.value: round(usd, 6) for block, usd in by_block(ledger).items()}),
-        savings=_savings(facts, progress),
+        savings=_savings(record, progress),
         storage_usd=round(ledger.storage_usd, 6),
         management_usd=round(ledger.management_usd, 6),
         transfer_usd=round(ledger.transfer_usd, 6),

@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 
 from cost_aware_operator.api.spec import JobSpec
 from cost_aware_operator.api.status import Condition, ConditionStatus, ConditionType, JobState, JobStatus
-from cost_aware_operator.control.policy.decision import Event
 from cost_aware_operator.control.reading.unreadable_record import UNTIL_THEN, problems_of
+from cost_aware_operator.control.status.events import Event
 
 MOST_NAMED = 3
 """Fields that a message names."""
@@ -74,7 +74,9 @@ def told_unreadable(document: Mapping[str, Any], reason: str, message: str, now:
     if status == old:
         return None
     known = (before.get("status"), before.get("reason")) == (ConditionStatus.FALSE, reason)
-    event = Event(True, reason, f"{ConditionType.PLANNED.value}={ConditionStatus.FALSE.value}: {message}")
+    event = Event(
+        ConditionType.PLANNED, True, reason, f"{ConditionType.PLANNED.value}={ConditionStatus.FALSE.value}: {message}"
+    )
     return Unreadable(status, () if known else (event,))
 
 

@@ -158,7 +158,7 @@ class Group:
         outer = self.outer
         return Path(outer.bytes_per_second / self.per_node, outer.latency_seconds)
 
-    def _ring(self, size_bytes: Numbers) -> Numbers:
+    def ring(self, size_bytes: Numbers) -> Numbers:
         """One pass of a ring through every rank, which NCCL runs over all of a node's adapters at once.
 
         The slower of the two levels bounds the bandwidth. Latency counts each hop at its level's cost. 0 for one rank.
@@ -172,7 +172,7 @@ class Group:
 
     def all_gather(self, size_bytes: Numbers) -> Numbers:
         """Seconds; the faster of one ring over all ranks and two levels (between nodes, then inside)."""
-        ring = self._ring(size_bytes)
+        ring = self.ring(size_bytes)
         # each of a node's ranks exchanges its own 1/k of the buffer across nodes with 1/k of the group's network
         inside = self.fabric.node.path.ring(size_bytes, self.per_node)
         two_level = inside + self._across.ring(size_bytes / self.per_node, self.nodes)
@@ -189,7 +189,7 @@ class Group:
         """
         inside = self.fabric.node.path.all_reduce(size_bytes, self.size)
         outside = least(
-            2 * self._ring(size_bytes), least(self.hierarchical_all_reduce(size_bytes), self._tree(size_bytes))
+            2 * self.ring(size_bytes), least(self.hierarchical_all_reduce(size_bytes), self._tree(size_bytes))
         )
         return where(self.nodes <= 1, inside, outside)
 

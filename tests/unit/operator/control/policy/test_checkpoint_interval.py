@@ -10,7 +10,20 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.factories.facts import BOOK, MEMBERS, RECORD, START, agent, child, facts, job, pod, running, sample
+from tests.support.factories.facts import (
+    BOOK,
+    MEMBERS,
+    RECORD,
+    START,
+    agent,
+    child,
+    decide,
+    facts,
+    job,
+    pod,
+    running,
+    sample,
+)
 
 from cost_aware_operator.control.policy.checkpoint_interval import (
     LEAST_SECONDS,
@@ -19,8 +32,8 @@ from cost_aware_operator.control.policy.checkpoint_interval import (
     interval_of,
     saves_seen,
 )
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.reading import Reading
 from cost_aware_operator.control.reading.run_record import Saves
 from cost_aware_operator.costs.tables.hazards import node_hazard
 from cost_aware_operator.ledger.ledger import LedgerState
@@ -35,6 +48,11 @@ SPOT = {f"node-{i}": NodeView(f"node-{i}", "p3.2xlarge", None, True) for i in ra
 ENDED = {u: agent(i, AgentPhase.FAILED) for i, u in MEMBERS.items()}
 
 
+def chosen(facts: Facts) -> tuple[float, str]:
+    """The interval for the next attempt, and why."""
+    return interval_of(Reading(facts), facts.record, PLAN)
+
+
 def saved(stall: float | None, **over: Any) -> Facts:
     """A run whose saves block it for so long."""
     record = RECORD.model_copy(update={"saves": Saves(attempt=1, newest=5, count=1, stall_seconds=stall)})
@@ -42,14 +60,14 @@ def saved(stall: float | None, **over: Any) -> Facts:
 
 
 def test_what_is_written_is_done() -> None:
-    assert interval_of(saved(1.0, given=job(checkpoint={"intervalSeconds": 7})), PLAN) == (
+    assert chosen(saved(1.0, given=job(checkpoint={"intervalSeconds": 7}))) == (
         7.0,
         "spec.checkpoint.intervalSeconds",
     )
 
 
 def test_the_interval_is_the_root_of_twice_stall_times_mean_time_between_failures() -> None:
-    seconds, why = interval_of(saved(2.0, nodes=SPOT), PLAN)
+    seconds, why = chosen(saved(2.0, nodes=SPOT))
     mtbf = 3600 / (2 * node_hazard(1, spot=True))
     assert seconds == pytest.approx(math.sqrt(2 * 2.0 * mtbf), rel=0.03)
     assert "2 s that a save blocks (measured)" in why
@@ -62,19 +80,19 @@ def test_it_is_bounded_and_shorter_where_more_fails(stall: float, interruptions:
     ledger = LedgerState(pod_seconds=hours * 3600)
     given_ = saved(stall, **({"nodes": SPOT} if spot else {}))
     given_ = replace(given_, record=given_.record.model_copy(update={"ledger": ledger}))
-    calm, _ = interval_of(given_, PLAN)
+    calm, _ = chosen(given_)
     rough = replace(given_, record=given_.record.model_copy(update={"interruptions": interruptions}))
-    seconds, why = interval_of(rough, PLAN)
+    seconds, why = chosen(rough)
     assert LEAST_SECONDS <= seconds <= MOST_SECONDS
     assert seconds <= calm
     assert why
-    assert failures_per_hour(rough, PLAN)[0] >= failures_per_hour(given_, PLAN)[0] > 0
+    assert failures_per_hour(rough, rough.record, PLAN)[0] >= failures_per_hour(given_, given_.record, PLAN)[0] > 0
 
 
 def test_before_a_save_was_seen_what_one_blocks_is_predicted_or_a_minute_taken() -> None:
-    assert "(predicted)" in interval_of(saved(None), PLAN)[1]
+    assert "(predicted)" in chosen(saved(None))[1]
     own = job(trainer={"config": None, "module": "mine"}, model=None)
-    assert interval_of(saved(None, given=own), PLAN)[0] == 60.0
+    assert chosen(saved(None, given=own))[0] == 60.0
 
 
 def look(given_: Facts, checkpoint: int, blocked: float) -> Facts:
@@ -84,7 +102,7 @@ def look(given_: Facts, checkpoint: int, blocked: float) -> Facts:
     return replace(
         given_,
         samples=samples,
-        record=given_.record.model_copy(update={"saves": saves_seen(replace(given_, samples=samples))}),
+        record=given_.record.model_copy(update={"saves": saves_seen(Reading(replace(given_, samples=samples)))}),
     )
 
 

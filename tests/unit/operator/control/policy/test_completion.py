@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
+from tests.support.factories.adjusting import PIPELINE, change
 from tests.support.factories.facts import (
     DONE,
     MEMBERS,
@@ -14,18 +15,17 @@ from tests.support.factories.facts import (
     SPENT,
     START,
     child,
+    decide,
     facts,
     job,
     pod,
     refused,
     running,
 )
-from tests.unit.operator.adjusting.test_adjuster import PIPELINE, change
 
 from cost_aware_operator.adjusting.changes import ChangeOutcome
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.status import ConditionType, JobState
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.policy.decision import Decision
 
 

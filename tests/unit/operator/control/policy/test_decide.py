@@ -16,6 +16,7 @@ from tests.support.factories.facts import (
     agent,
     child,
     condition,
+    decide,
     facts,
     job,
     refused,
@@ -26,7 +27,6 @@ from tests.support.factories.facts import (
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.status import ConditionStatus, ConditionType, JobState
 from cost_aware_operator.control.policy.attempts import FRUITLESS_LIMIT
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.policy.decision import Decision
 from cost_aware_operator.control.reading.facts import MissingClaim
 from cost_aware_operator.ledger.ledger import Cause, LedgerState

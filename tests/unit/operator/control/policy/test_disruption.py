@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.factories.facts import MEMBERS, RECORD, condition, running
-from tests.unit.operator.control.policy.test_stragglers import FIRST, step, trained
+from tests.support.factories.facts import MEMBERS, RECORD, condition, decide, running
+from tests.support.factories.stragglers import FIRST, step, trained
 
 from cost_aware_operator.api.status import ConditionStatus, ConditionType
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.policy.disruption import ENDING_CONDITIONS, ENDING_TAINTS, notice_of
 from cost_aware_operator.workload.views import NodeView, Taint, node_view
 

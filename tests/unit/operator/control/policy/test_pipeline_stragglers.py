@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 from tests.support.factories.facts import job
-from tests.unit.operator.control.policy.test_stragglers import PLAN, named, scrapes
+from tests.support.factories.stragglers import PLAN, named, scrapes
 
-from cost_aware_operator.control.policy.stragglers import stragglers_under
+from cost_aware_operator.control.reading.stragglers import stragglers_under
 from cost_aware_operator.costs.models.stages import interleaved
 from cost_aware_operator.observing.stragglers import StageWorks, stragglers
 from cost_aware_trainer.contract import (

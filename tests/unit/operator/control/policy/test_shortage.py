@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.factories.facts import BOOK, START, agent, child, facts, job, merged, pod
-from tests.unit.operator.adjusting.test_adjuster import change, planned, situation, window
-from tests.unit.operator.adjusting.test_adjuster import verdict as verdict_of
-from tests.unit.operator.adjusting.test_simulate import ACT, OFF, submitted
-from tests.unit.operator.control.policy.test_stragglers import NODES, scrapes, step
+from tests.support.factories.adjusting import change, planned, situation, window
+from tests.support.factories.adjusting import verdict as verdict_of
+from tests.support.factories.facts import BOOK, START, agent, child, decide, facts, job, merged, pod
+from tests.support.factories.simulated import ACT, OFF, submitted
+from tests.support.factories.stragglers import NODES, scrapes, step
 
 from cost_aware_operator.adjusting.capacity import LEAST_WAIT_SECONDS, Shortage, without_nodes
 from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, plan_key
@@ -24,8 +24,8 @@ from cost_aware_operator.adjusting.situation import Action, Verdict
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.spec import AdjustPolicy, Objective
 from cost_aware_operator.api.status import ConditionType
-from cost_aware_operator.control.policy.decide import SHORT_SECONDS, decide
 from cost_aware_operator.control.policy.decision import Decision
+from cost_aware_operator.control.policy.running import SHORT_SECONDS
 from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.control.reading.run_record import Pace, RunRecord
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan

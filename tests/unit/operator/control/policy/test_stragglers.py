@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.factories.facts import BOOK, START, agent, child, facts, job, pod
-from tests.unit.operator.adjusting.test_adjuster import change, planned, situation, window
-from tests.unit.operator.adjusting.test_adjuster import verdict as verdict_of
-from tests.unit.operator.adjusting.test_simulate import ACT, OFF, submitted
+from tests.support.factories.adjusting import change, situation, window
+from tests.support.factories.adjusting import verdict as verdict_of
+from tests.support.factories.facts import START, agent, child, decide, job, pod
+from tests.support.factories.simulated import ACT, OFF, submitted
+from tests.support.factories.stragglers import FIRST, GIVEN, NODES, PLAN, named, scrapes, step, trained
 
 from cost_aware_operator.adjusting.changes import ChangeOutcome, Kind, move_key
 from cost_aware_operator.adjusting.history import History
@@ -22,41 +23,12 @@ from cost_aware_operator.adjusting.situation import Action, SlowNode, Verdict
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.spec import AdjustPolicy, Objective
 from cost_aware_operator.api.status import ConditionType, StagesStatus
-from cost_aware_operator.control.policy.decide import decide
-from cost_aware_operator.control.policy.decision import Decision
-from cost_aware_operator.control.reading.facts import Facts
-from cost_aware_operator.control.reading.run_record import RunRecord
-from cost_aware_operator.observing.samples import RankSample, Scrape
-from cost_aware_operator.observing.stragglers import StageWorks, _median_without, stragglers
-from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
+from cost_aware_operator.observing.stragglers import median_without, stragglers
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.job import indexed_job, template_hash
-from cost_aware_operator.workload.order import run_order
 from cost_aware_operator.workload.placement import could_take
 from cost_aware_operator.workload.views import NodeView, Taint
-from cost_aware_trainer.contract import AgentPhase, LaunchStage, Phase
-
-
-def scrapes(works: list[list[float]], attempt: int = 1) -> list[Scrape]:
-    """Ten seconds and ten steps between two: by interval, the share of a second's step in which each rank computes."""
-    count = len(works[0])
-    found, total = [Scrape(0.0, tuple(_sample(r, 0, 0.0, attempt) for r in range(count)))], [0.0] * count
-    for n, interval in enumerate(works, 1):
-        total = [before + 10 * work for before, work in zip(total, interval, strict=True)]
-        found.append(Scrape(10.0 * n, tuple(_sample(r, 10 * n, total[r], attempt) for r in range(count))))
-    return found
-
-
-def _sample(rank: int, steps: int, worked: float, attempt: int) -> RankSample:
-    phases = {Phase.COMPUTE: worked, Phase.STRAGGLER_WAIT: steps - worked}
-    return RankSample(
-        rank, attempt, step=steps, total_steps=100_000, steps=steps, tokens=steps, step_seconds=steps, phase_seconds=phases,
-        resumed_step=0,
-    )  # fmt: skip
-
-
-def named(works: list[list[float]], stage_ranks: int, estimates: StageWorks = ()) -> list[int]:
-    return [s.rank for s in stragglers(scrapes(works), stage_ranks, estimates)]
+from cost_aware_trainer.contract import AgentPhase, LaunchStage
 
 
 def test_a_rank_that_takes_longer_than_its_peers_is_named_with_its_slowdown() -> None:
@@ -83,17 +55,12 @@ def test_nobody_is_named_for(what: str, works: list[list[float]], stage: int) ->
 def test_the_median_of_the_others_is_that_of_the_others(values: list[float], data: st.DataObject) -> None:
     place = data.draw(st.integers(0, len(values) - 1))
     order = sorted(values)
-    assert _median_without(order, place) == pytest.approx(statistics.median(order[:place] + order[place + 1 :]))
+    assert median_without(order, place) == pytest.approx(statistics.median(order[:place] + order[place + 1 :]))
 
 
 def test_among_two_the_slower_is_named_and_both_ranks_of_a_slow_node() -> None:
     assert named([[0.4, 0.6]] * 4, 2) == [1]
     assert named([[0.4, 0.4, 0.8, 0.8]] * 4, 4) == [2, 3]
-
-
-PLAN, _ = planned(
-    parallelism={"data": 4, "tensor": 1, "pipeline": 1}, nodes={"min": 4, "max": 4, "instanceTypes": ["p3.2xlarge"]}
-)
 
 
 def slowed(factor: float = 2.0, efficiency: float = 0.6, **over: Any) -> Any:
@@ -222,28 +189,6 @@ def test_a_node_three_times_too_slow_is_left_and_most_of_the_waste_saved() -> No
     assert Kind.MOVE not in [c.kind for c in none.changes]
 
 
-GIVEN = job(nodes={"instanceTypes": ["p3.2xlarge"]}, efficiency={"windowSeconds": 20, "cooldownSeconds": 0},
-            trainer={"config": {"steps": 100_000}}, template={"resources": {"limits": {"cpu": "1", "memory": "4Gi"}}})  # fmt: skip
-NODES = {f"node-{i}": NodeView(f"node-{i}", "p3.2xlarge", None, False) for i in range(3)}
-
-
-def trained(record: RunRecord, **over: Any) -> Facts:
-    """Two pods, the second of which computes twice as long; a third node is free."""
-    seen = scrapes([[0.4, 0.8]] * 4, record.attempt)
-    values: dict[str, Any] = {
-        "pods": (pod(0), pod(1)), "child": child(GIVEN), "record": record, "scrapes": seen, "nodes": NODES,
-        "agents": {f"pod-{i}": agent(i, AgentPhase.RUNNING, record.attempt) for i in range(2)},
-        "samples": {f"pod-{i}": (seen[-1].ranks[i],) for i in range(2)},
-        "cluster_nodes": tuple(NODES.values()),
-    }  # fmt: skip
-    plan = make_plan(PlanInput(GIVEN.spec, BOOK))
-    assert isinstance(plan, Plan)
-    return facts(GIVEN, 60.0, **({"order": run_order(GIVEN, plan, record.attempt)} | values | over))
-
-
-FIRST = RunRecord(attempt=1, attempt_at=START, members={0: "pod-0", 1: "pod-1"}, started_at=START)
-
-
 def test_status_condition_and_event_name_rank_pod_and_node() -> None:
     decision = decide(trained(FIRST))
     (slow,) = decision.status.stragglers
@@ -262,12 +207,6 @@ def test_without_a_free_node_nothing_is_done_and_it_is_said() -> None:
     assert condition is not None
     assert condition.reason == "NoSpareNode"
     assert "no other node could take the pod" in condition.message
-
-
-def step(given: Facts, decision: Decision, **over: Any) -> tuple[Facts, Decision]:
-    """The next reconcile, with what the one before wrote down."""
-    after = replace(given, record=decision.record, order=decision.order, now=given.now + timedelta(seconds=5), **over)
-    return after, decide(after)
 
 
 def test_pods_save_and_end_before_new_ones_are_made_and_each_stage_may_be_repeated() -> None:

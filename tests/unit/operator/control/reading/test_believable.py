@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.support.factories.facts import BOOK, START, agent, child, facts, job, pod
-from tests.unit.operator.observing.test_samples import sample as plain
+from tests.support.factories.facts import BOOK, START, agent, child, decide, facts, job, pod
+from tests.support.factories.samples import sample as plain
 
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.status import ConditionStatus, ConditionType
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.believable import believed
 from cost_aware_operator.control.reading.facts import Facts, Unheard
 from cost_aware_operator.control.reading.run_record import RunRecord

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
-from tests.support.factories.facts import START, facts, job, pod, sample
-from tests.unit.operator.adjusting.test_adjuster import PIPELINE, change
+from tests.support.factories.adjusting import PIPELINE, change
+from tests.support.factories.facts import pod, sample
+from tests.support.factories.gathering import GIVEN, Api, Clock, Source, gatherer
 
 from cost_aware_operator.adjusting.changes import Kind
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.believable import left_result
-from cost_aware_operator.control.reading.gather import NODE_SECONDS, OWN_NODE_SECONDS, CachedNodes, Gatherer
+from cost_aware_operator.control.reading.gather import NODE_SECONDS, OWN_NODE_SECONDS, CachedNodes
 from cost_aware_operator.control.reading.memory import Memory
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.observing.samples import RankSample
@@ -21,52 +20,7 @@ from cost_aware_operator.sources.metrics_source import Answers
 from cost_aware_operator.workload.views import NodeView
 from cost_aware_trainer.contract import AgentPhase, RunResult
 
-
-@dataclass
-class Clock:
-    seconds: float = 100.0
-
-    def now(self) -> datetime:
-        return START + timedelta(seconds=self.seconds)
-
-    def monotonic(self) -> float:
-        return self.seconds
-
-
-@dataclass
-class Source:
-    """Says what it is told to say."""
-
-    answers: Answers = field(default_factory=Answers)
-
-    async def samples(self, *_: Any) -> Answers:
-        return self.answers
-
-
-@dataclass
-class Api:
-    """A cluster of two nodes that counts how often it is asked."""
-
-    asked: list[str] = field(default_factory=list)
-
-    async def node(self, name: str) -> dict[str, Any]:
-        self.asked.append(name)
-        return {"metadata": {"name": name}}
-
-    async def nodes(self, _: Any) -> list[dict[str, Any]]:
-        self.asked.append("all")
-        return [{"metadata": {"name": "a"}}, {"metadata": {"name": "b"}}]
-
-
-GIVEN = replace(job(), status=decide(facts()).status)
 PODS = (pod(0), pod(1))
-
-
-def gatherer(source: Source, clock: Clock, api: Api | None = None) -> Gatherer:
-    nodes = CachedNodes(cast("Any", api or Api()), clock)
-    return Gatherer(
-        *cast("tuple[Any, Any]", (None, None)), source, nodes, *cast("tuple[Any, Any]", (None, None)), clock
-    )
 
 
 def answers(*samples: RankSample, age: float = 0.0) -> Answers:
@@ -74,7 +28,7 @@ def answers(*samples: RankSample, age: float = 0.0) -> Answers:
 
 
 async def scraped(memory: Memory, clock: Clock, said: Answers) -> None:
-    await gatherer(Source(said), clock)._scrape(GIVEN, PODS, memory, 1)
+    await gatherer(Source(said), clock).scrape(GIVEN, PODS, memory, 1)
 
 
 async def test_a_lie_leaves_the_last_sample_that_was_believed_and_is_remembered_since_it_began() -> None:
@@ -125,9 +79,9 @@ async def test_all_nodes_are_asked_for_only_while_a_rank_is_slow_or_a_node_cordo
     api, clock, memory = Api(), Clock(), Memory("u")
     calm = NodeView("a", None, None, False)
     gathering = gatherer(Source(), clock, api)
-    assert await gathering._cluster_nodes(GIVEN, RunRecord(), memory, [calm]) is None
+    assert await gathering.cluster_nodes(GIVEN, RunRecord(), memory, [calm]) is None
     assert api.asked == []
-    found = await gathering._cluster_nodes(GIVEN, RunRecord(), memory, [replace(calm, unschedulable=True)])
+    found = await gathering.cluster_nodes(GIVEN, RunRecord(), memory, [replace(calm, unschedulable=True)])
     assert found is not None
     assert api.asked == ["all"]
     clock.seconds += NODE_SECONDS + 1
@@ -135,7 +89,7 @@ async def test_all_nodes_are_asked_for_only_while_a_rank_is_slow_or_a_node_cordo
     assert plan is not None
     now = replace(PIPELINE, nodes=plan.nodes)
     lost = change(kind=Kind.SHRINK, origin=replace(now, nodes=plan.nodes + 1), target=now)
-    assert await gathering._cluster_nodes(GIVEN, RunRecord(changes=(lost,)), memory, [calm]) is not None
+    assert await gathering.cluster_nodes(GIVEN, RunRecord(changes=(lost,)), memory, [calm]) is not None
     assert api.asked == ["all", "all"]
 
 

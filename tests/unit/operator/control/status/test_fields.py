@@ -6,11 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.support.factories.facts import BOOK, job, running, sample
-from tests.unit.operator.app.test_telemetry import publish
+from tests.support.factories.facts import BOOK, decide, job, publish, running, sample
 
 from cost_aware_operator.app.telemetry import Telemetry
-from cost_aware_operator.control.policy.decide import decide
 from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.observing.samples import Scrape
 from cost_aware_operator.planning.plan import Plan, PlanInput, Predicted, make_plan
