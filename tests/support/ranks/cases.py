@@ -38,7 +38,7 @@ def train(place, plan, stop_after=None):
     loaded = checksums_of(trainer)
     result = trainer.run()
     checksums = checksums_of(trainer)
-    trainer._rank_model.close()
+    trainer.rank_model.close()
     return {
         "steps": log.entries,
         "result": dataclasses.asdict(result),
@@ -52,16 +52,16 @@ def straggle(place, plan, slow_rank, seconds):
     plan = RunPlan.from_json(plan)
     ranks, log = place.join("first"), MemoryLog()
     trainer = Trainer(plan, ranks, RankEnvironment(0, None, None), RankMetrics(place.rank), log, lambda: False)
-    read = trainer._rank_model.tokens
+    read = trainer.rank_model.tokens
 
     def slow(*arguments):
         time.sleep(seconds)
         return read(*arguments)
 
     if place.rank == slow_rank:
-        trainer._rank_model.tokens = slow
+        trainer.rank_model.tokens = slow
     trainer.run()
-    trainer._rank_model.close()
+    trainer.rank_model.close()
     return log.entries
 
 
@@ -95,7 +95,7 @@ def _reconfigure(place, plan, successors):
     environment, metrics = RankEnvironment(0, None, None), RankMetrics(place.rank)
     trainer = Trainer(plan, ranks, environment, metrics, log, lambda: False, succession)
     result = trainer.run()
-    trainer._rank_model.close()
+    trainer.rank_model.close()
     threads = len(list(Path("/proc/self/task").iterdir()))
     return {"steps": log.entries, "result": dataclasses.asdict(result), "threads": threads}
 
@@ -112,40 +112,40 @@ def hand_residuals_over(place, plan, successor, steps, by_checkpoint):
     trainer = Trainer(plan, place.join("first"), environment, metrics, log, lambda: False, succession)
 
     def boxed(rank_model, values):
-        held = {name: h for h in rank_model._part.parameters for name in (h.name, h.key)}
+        held = {name: h for h in rank_model.part.parameters for name in (h.name, h.key)}
         return {
             (name, held[name].box.offsets, held[name].box.sizes): value.view_as(held[name].value).clone()
             for name, value in values.items()
         }
 
     for _ in range(steps):
-        trainer._step()
+        trainer.step()
     # without a name for it: a reference would keep the old groups alive, and with them their names
-    replica, shapes = trainer._rank_model._part, parameter_shapes(plan.model)
-    before = sharded_residuals(replica, plan, shapes)
-    if replica._data_sum is not None:
-        before = boxed(trainer._rank_model, replica._data_sum.compressed.residuals())
-    del replica
+    part, shapes = trainer.rank_model.part, parameter_shapes(plan.model)
+    before = sharded_residuals(part, plan, shapes)
+    if part.data_sum is not None:
+        before = boxed(trainer.rank_model, part.data_sum.compressed.residuals())
+    del part
     if by_checkpoint:
-        trainer._save(wait=True, stops=True)
+        trainer.save(wait=True, stops=True)
         leave(trainer)
         del trainer
         disconnect()
         gc.collect()
         trainer = Trainer(order.plan, place.join("second"), environment, metrics, log, lambda: False)
     else:
-        trainer._reconfigure()
-    after = boxed(trainer._rank_model, trainer._rank_model._part._residuals)
-    trainer._step()
-    assert not trainer._rank_model._part._residuals
+        trainer.reconfigure()
+    after = boxed(trainer.rank_model, trainer.rank_model.part.residuals)
+    trainer.step()
+    assert not trainer.rank_model.part.residuals
     leave(trainer)
     return before, after
 
 
-def sharded_residuals(replica, plan, shapes):
+def sharded_residuals(part, plan, shapes):
     """Residuals of this rank's compressed reduce-scatters, {(parameter, box): values}, from fully_shard's flat gradients."""
-    found, ranks, place = {}, plan.degrees.data, replica._mesh.place
-    for (scatter, _), owned in zip(replica._scatters, replica._flat, strict=True):
+    found, ranks, place = {}, plan.degrees.data, part.mesh.place
+    for (scatter, _), owned in zip(part.scatters, part.scattered_parameters, strict=True):
         rows, start = scatter.residual(), 0
         for held in owned:
             shape = held.parameter.shape
@@ -159,9 +159,8 @@ def sharded_residuals(replica, plan, shapes):
 
 
 def leave(trainer):
-    trainer._rank_model.close()
-    trainer._checkpointer.close()
-    trainer._prefetcher.close()
+    trainer.rank_model.close()
+    trainer.close()
 
 
 def replicate(place, kind, lost, flip=None):
@@ -201,7 +200,7 @@ def replicate(place, kind, lost, flip=None):
 
 def checksums_of(trainer):
     """Checksums of the run's state as it is in memory, from all ranks' parts."""
-    rank_model = trainer._rank_model
+    rank_model = trainer.rank_model
     parts = rank_model.parts()
     facts = rank_model.checksums.facts(checkpointable(parts), parts)
     return {name: fact.checksum for name, fact in facts.items()}

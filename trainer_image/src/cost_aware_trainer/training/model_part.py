@@ -31,17 +31,22 @@ class ModelPart:
     """
 
     def __init__(self, plan: RunPlan, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._plan, self._mesh = plan, mesh
+        self._plan, self.mesh = plan, mesh
         self._tensor = TensorAxis(mesh.group(Axis.TENSOR), mesh.place.tensor, plan.degrees.tensor, mesh.traffic)
         self.is_sharded = plan.strategy.sharding is not Sharding.NONE and plan.degrees.data > 1
         self._micro_batches = plan.micro_batches
-        self._scatters: list[tuple[CompressedReduceScatter, nn.Module]] = []
+        self.scatters: list[tuple[CompressedReduceScatter, nn.Module]] = []
+        """Compressed reduce-scatter of each sharded module."""
         stages = stages_of(mesh.place.pipeline, plan)
         self._stages = [(stage, self._build(stage)) for stage in stages]
         self.parameters = self._parameters_of(shapes)
-        self._flat = self._flattened()
-        self._residuals: dict[str, Tensor] = {}
-        self._data_sum = self._watch() if plan.degrees.data > 1 and not self.is_sharded else None
+        """Parts of parameters that this rank holds."""
+        self.scattered_parameters = self._flattened()
+        """Parameters of each of `scatters`, in the order of its flat gradient."""
+        self.residuals: dict[str, Tensor] = {}
+        """Residuals that the next step adds to its gradients, by parameter."""
+        self.data_sum = self._watch() if plan.degrees.data > 1 and not self.is_sharded else None
+        """Sum over replicas; None if there is one replica, or if the data axis is sharded."""
         self._pipeline = Pipeline(plan, mesh, self._tensor, self._stages) if plan.degrees.pipeline > 1 else None
         self.needs_tokens = any(stage.is_first or stage.is_last for stage in stages)
         """Whether this rank holds an end of the pipeline."""
@@ -49,7 +54,7 @@ class ModelPart:
         """Whether this rank, alone of its replica, reports the loss and the trained samples."""
 
     def _build(self, stage: ModelStage) -> Decoder:
-        strategy, device = self._plan.strategy, self._mesh.ranks.device
+        strategy, device = self._plan.strategy, self.mesh.ranks.device
         with torch.device("meta"):
             decoder = Decoder(shape_of(self._plan.model, strategy, self._tensor), stage)
         if strategy.compile:
@@ -70,16 +75,16 @@ class ModelPart:
             )
         keeps = strategy.sharding is not Sharding.ZERO3
         for module in (*decoder.layers.values(), decoder):
-            sharded = fully_shard(module, mesh=self._mesh.data, reshard_after_forward=not keeps, mp_policy=policy)
+            sharded = fully_shard(module, mesh=self.mesh.data, reshard_after_forward=not keeps, mp_policy=policy)
             sharded.set_gradient_divide_factor(1.0)
             # gloo has no scaled sum
             sharded.set_force_sum_reduction_for_comms(True)
             if strategy.compression is not Compression.NONE:
-                self._scatters.append((CompressedReduceScatter(strategy.compression), module))
-                sharded.set_custom_reduce_scatter(self._scatters[-1][0])
+                self.scatters.append((CompressedReduceScatter(strategy.compression), module))
+                sharded.set_custom_reduce_scatter(self.scatters[-1][0])
 
     def _parameters_of(self, shapes: Mapping[str, tuple[int, ...]]) -> list[HeldParameter]:
-        plan, place = self._plan, self._mesh.place
+        plan, place = self._plan, self.mesh.place
         sharding = plan.strategy.sharding
         return [
             HeldParameter(
@@ -93,11 +98,11 @@ class ModelPart:
         ]
 
     def _watch(self) -> DataSum:
-        group, compression = self._mesh.group(Axis.DATA), self._plan.strategy.compression
+        group, compression = self.mesh.group(Axis.DATA), self._plan.strategy.compression
         compressed = CompressedSum(group, compression) if group and compression is not Compression.NONE else None
         planned_mib = self._plan.strategy.bucket_mib
         bucket_bytes = BUCKET_BYTES if planned_mib is None else planned_mib * 2**20
-        data_sum = DataSum(self._mesh, self._micro_batches, compressed, bucket_bytes)
+        data_sum = DataSum(self.mesh, self._micro_batches, compressed, bucket_bytes)
         data_sum.watch(self.parameters)
         return data_sum
 
@@ -124,24 +129,24 @@ class ModelPart:
         """
         for held in self.parameters:
             held.parameter.grad = None
-        if self._data_sum:
-            self._data_sum.begin(uncompressed=uncompressed)
-        for scatter, _ in self._scatters:
+        if self.data_sum:
+            self.data_sum.begin(uncompressed=uncompressed)
+        for scatter, _ in self.scatters:
             scatter.is_uncompressed = uncompressed
         pipeline = self._pipeline
-        with waits_timed(self._mesh.traffic) if self.is_sharded else nullcontext():
+        with waits_timed(self.mesh.traffic) if self.is_sharded else nullcontext():
             loss_sum = pipeline.step(list(batches), scale) if pipeline else self._accumulate(batches, scale)
-        if self._data_sum:
-            self._data_sum.finish()
-        sum_shared(self._mesh, self.parameters, [held.gradient for held in self.parameters])
+        if self.data_sum:
+            self.data_sum.finish()
+        sum_shared(self.mesh, self.parameters, [held.gradient for held in self.parameters])
         self._add_residuals()
         if self.is_sharded:
-            self._mesh.traffic.count(Axis.DATA, self._sharded_bytes(Compression.NONE if uncompressed else None))
+            self.mesh.traffic.count(Axis.DATA, self._sharded_bytes(Compression.NONE if uncompressed else None))
         return loss_sum
 
     def _accumulate(self, batches: Iterable[Tensor], scale: float) -> float:
         (_, decoder), *_ = self._stages
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._mesh.ranks.device)
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.mesh.ranks.device)
         for index, tokens in enumerate(batches):
             if isinstance(decoder, FSDPModule) and self._plan.strategy.sharding is Sharding.ZERO1:
                 decoder.set_requires_gradient_sync(index == self._micro_batches - 1)
@@ -162,14 +167,14 @@ class ModelPart:
         )
 
     def _add_residuals(self) -> None:
-        residuals, self._residuals = self._residuals, {}
+        residuals, self.residuals = self.residuals, {}
         for held in self.parameters:
             if held.name in residuals:
                 held.gradient.add_(residuals[held.name])
 
     def carry_residuals(self, residuals: Mapping[str, Tensor]) -> None:
         """Keeps residuals, whole sums for this rank's parts by parameter, and adds them to the next step's summed gradients."""
-        self._residuals = dict(residuals)
+        self.residuals = dict(residuals)
 
     def drain_residuals(self) -> dict[str, Tensor]:
         """Takes out the residuals of compression: for each parameter that this rank holds, the sum over all ranks.
@@ -179,21 +184,21 @@ class ModelPart:
         if self._plan.strategy.compression not in BITS or self._plan.degrees.data == 1:
             return {}
         kept = self._drained_shards() if self.is_sharded else {}
-        if self._data_sum is not None and self._data_sum.compressed is not None:
-            kept = self._data_sum.compressed.drain()
+        if self.data_sum is not None and self.data_sum.compressed is not None:
+            kept = self.data_sum.compressed.drain()
         residuals = [
             kept[held.key].view_as(held.value) if held.key in kept else torch.zeros_like(held.value)
             for held in self.parameters
         ]
-        sum_shared(self._mesh, self.parameters, residuals)
+        sum_shared(self.mesh, self.parameters, residuals)
         return {held.name: residual for held, residual in zip(self.parameters, residuals, strict=True)}
 
     def _drained_shards(self) -> dict[str, Tensor]:
         """Takes out the residuals of sharded parameters by `HeldParameter.key`, not yet summed over ranks of other axes."""
-        assert self._mesh.data is not None  # noqa: S101  what is sharded has replicas
-        group, ranks = self._mesh.data.get_group(), self._plan.degrees.data
+        assert self.mesh.data is not None  # noqa: S101  what is sharded has replicas
+        group, ranks = self.mesh.data.get_group(), self._plan.degrees.data
         kept: dict[str, Tensor] = {}
-        for (scatter, _), owned in zip(self._scatters, self._flat, strict=True):
+        for (scatter, _), owned in zip(self.scatters, self.scattered_parameters, strict=True):
             chunk, start = scatter.drain(group), 0
             if chunk is None:
                 continue
@@ -209,7 +214,7 @@ class ModelPart:
         held_of = {id(held.parameter): held for held in self.parameters}
         return [
             [held for p in module.parameters() if (held := held_of.pop(id(p), None)) is not None]
-            for _, module in self._scatters
+            for _, module in self.scatters
         ]
 
     def bubble_seconds(self, compute_seconds: float) -> float:
@@ -218,7 +223,7 @@ class ModelPart:
 
     def squared_gradient_norm(self) -> float:
         """Share of this rank in the squared norm of the whole model's gradient."""
-        return squared_norm(self._mesh, self.parameters, is_sharded=self.is_sharded)
+        return squared_norm(self.mesh, self.parameters, is_sharded=self.is_sharded)
 
     def losses(self, tokens: Tensor) -> Tensor | None:
         """Computes losses of tokens (samples, sequence_length + 1) by position on the last stage; None on other stages.
@@ -234,5 +239,5 @@ class ModelPart:
 
     def close(self) -> None:
         """Drops parameters and process groups."""
-        if self._data_sum:
-            self._data_sum.close()
+        if self.data_sum:
+            self.data_sum.close()

@@ -30,26 +30,27 @@ class RankModel:
         self.plan, self.ranks = plan, ranks
         self.mesh = build_mesh(ranks, plan)
         self._shapes = shapes
-        self._part = ModelPart(plan, self.mesh, shapes)
+        self.part = ModelPart(plan, self.mesh, shapes)
+        """Part of the model that this rank holds."""
         self._optimizer = build_optimizer(
-            [(held.name, held.parameter) for held in self._part.parameters], plan.optimizer
+            [(held.name, held.parameter) for held in self.part.parameters], plan.optimizer
         )
-        allocate_moments(self._optimizer, self._part.parameters)
-        self.checksums = Checksums(self.mesh, shapes, is_sharded=self._part.is_sharded)
+        allocate_moments(self._optimizer, self.part.parameters)
+        self.checksums = Checksums(self.mesh, shapes, is_sharded=self.part.is_sharded)
         self._shard = Shard(plan.batch.global_samples, self.mesh.place.data, plan.degrees.data)
 
     @property
     def reports(self) -> bool:
         """Whether this rank reports loss and samples of its replica."""
-        return self._part.reports
+        return self.part.reports
 
     def initialise(self) -> None:
         """Sets the run's first weights."""
-        self._part.initialise(self._shapes, self.plan.seed)
+        self.part.initialise(self._shapes, self.plan.seed)
 
     def parts(self) -> list[StatePart]:
         """Lists this rank's parts of the run's state, in place."""
-        return parts_of(self._part.parameters, self._optimizer, self._shapes)
+        return parts_of(self.part.parameters, self._optimizer, self._shapes)
 
     def positions(self, step: int) -> Iterator[Uint64Array]:
         """Yields global positions of this replica's samples of a step (counted from 0), one micro-batch at a time."""
@@ -57,7 +58,7 @@ class RankModel:
 
     def tokens(self, corpus: Corpus, order: SampleOrder, positions: Uint64Array) -> Tensor:
         """Reads the samples at positions, (samples, sequence_length + 1); empty on ranks that need none."""
-        if not self._part.needs_tokens:
+        if not self.part.needs_tokens:
             return torch.empty(0)
         return torch.from_numpy(corpus.train_windows(order.at(positions))).to(self.ranks.device)
 
@@ -73,12 +74,12 @@ class RankModel:
         plan = self.plan
         scale = 1.0 / (plan.batch.global_samples * plan.model.sequence_length)
         warms_up = step <= plan.optimizer.warmup_steps and plan.strategy.compression in BITS
-        loss_sum = self._part.step(batches, scale, uncompressed=warms_up)
-        return loss_sum if self.reports else 0.0, self._part.squared_gradient_norm()
+        loss_sum = self.part.step(batches, scale, uncompressed=warms_up)
+        return loss_sum if self.reports else 0.0, self.part.squared_gradient_norm()
 
     def bubble_seconds(self, compute_seconds: float) -> float:
         """See `Pipeline.bubble_seconds`; 0 without a pipeline."""
-        return self._part.bubble_seconds(compute_seconds)
+        return self.part.bubble_seconds(compute_seconds)
 
     def book_straggler_wait(self, clock: PhaseClock, work_seconds: Sequence[float]) -> None:
         """See `stragglers.book_straggler_wait`."""
@@ -86,23 +87,23 @@ class RankModel:
 
     def update(self, norm: float, rate: float) -> None:
         """Clips by the global norm and applies the optimizer's step."""
-        clip(self._part.parameters, norm, self.plan.optimizer.gradient_clip)
+        clip(self.part.parameters, norm, self.plan.optimizer.gradient_clip)
         set_learning_rate(self._optimizer, rate)
         self._optimizer.step()
 
     def drain_residuals(self) -> dict[str, Tensor]:
         """See `ModelPart.drain_residuals`."""
-        return self._part.drain_residuals()
+        return self.part.drain_residuals()
 
     def carry_residuals(self, residuals: Mapping[str, Tensor]) -> None:
         """See `ModelPart.carry_residuals`."""
-        self._part.carry_residuals(residuals)
+        self.part.carry_residuals(residuals)
 
     def heldout_loss(self, corpus: Corpus) -> float:
         """Mean held-out loss, nats per token."""
         samples, micro_batch = self.plan.evaluation_samples, self.plan.batch.micro_samples
-        return heldout_loss(self._part, corpus, self.mesh, samples, micro_batch)
+        return heldout_loss(self.part, corpus, self.mesh, samples, micro_batch)
 
     def close(self) -> None:
         """Drops the process groups: torch's threads for a group live until the last reference to it is gone."""
-        self._part.close()
+        self.part.close()

@@ -99,13 +99,16 @@ class Trainer:
         self._plan, self._ranks, self._attempt = plan, ranks, environment.attempt
         self._metrics, self._steps_log, self._wants_stop = metrics, steps_log, wants_stop
         self._environment, self._succession = environment, succession
-        self._corpus = open_corpus(plan, ranks)
-        self._order = SampleOrder(self._corpus.windows, plan.seed)
+        self.corpus = open_corpus(plan, ranks)
+        """Data of the run."""
+        self._order = SampleOrder(self.corpus.windows, plan.seed)
         self._shapes = parameter_shapes(plan.model)
         self._flops_per_token = model_flops_per_token(plan.model)
-        self._rank_model = RankModel(plan, ranks, self._shapes)
+        self.rank_model = RankModel(plan, ranks, self._shapes)
+        """Model of this rank under the present plan."""
         self._prefetcher = Prefetcher(self._read_tokens)
-        self._checkpointer = Checkpointer(plan.checkpoint, ranks, self._facts())
+        self.checkpointer = Checkpointer(plan.checkpoint, ranks, self._facts())
+        """Checkpoints of the run."""
         self._memory = MemoryTier(plan, ranks, self._facts())
         self._progress = RunProgress()
         self._heldout_loss: float | None = None
@@ -116,7 +119,8 @@ class Trainer:
         self._stage_seconds = watch.stage_seconds
         self._clock = PhaseClock(synchronise=ranks.synchronise, on_phase=self._beat)
         self._work = WorkMeter(self._clock)
-        self._saves = PeriodicSaves(self._checkpointer, ranks, metrics, plan.checkpoint.interval_seconds)
+        self.saves = PeriodicSaves(self.checkpointer, ranks, metrics, plan.checkpoint.interval_seconds)
+        """Periodic saves to those checkpoints."""
 
     def _beat(self, phase: Phase) -> None:
         self._ranks.heartbeat.beat(phase.value, self._progress.step + 1)
@@ -126,39 +130,39 @@ class Trainer:
             model=dataclasses.asdict(self._plan.model),
             seed=self._plan.seed,
             global_samples=self._plan.batch.global_samples,
-            data_sha256=self._corpus.manifest.train.sha256,
+            data_sha256=self.corpus.manifest.train.sha256,
         )
 
     def _resume(self) -> None:
-        self._checkpointer.check_folder()
-        rank_model = self._rank_model
+        self.checkpointer.check_folder()
+        rank_model = self.rank_model
         self._progress = self._recalled(rank_model.parts()) or RunProgress()
         if not self._progress.step:
-            self._checkpointer.saved_step = 0
+            self.checkpointer.saved_step = 0
             rank_model.initialise()
         step = self._progress.step
         if self._ranks.is_first:
             logger.info("resuming after step %d" if step else "no checkpoint, starting at step %d", step)
         self._metrics.set(Metric.RESUMED_STEP, step)
-        self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
+        self._metrics.set(Metric.CHECKPOINT_STEP, self.checkpointer.saved_step)
         self._metrics.set(Metric.STEP, self._progress.step)
         self._metrics.set(Metric.TOTAL_STEPS, self._plan.steps)
 
     def _recalled(self, parts: list[StatePart]) -> RunProgress | None:
         """Fills `parts` from the newest good state, in the nodes' memory or on the volume; None if there is none."""
-        newest = self._checkpointer.saved_step = self._checkpointer.newest_step()
+        newest = self.checkpointer.saved_step = self.checkpointer.newest_step()
         recalled = self._memory.resume(parts, newest)
         if recalled:
             return recalled
-        found = self._checkpointer.resume(parts, self._rank_model.checksums, self._shapes)
-        residuals = self._checkpointer.take_residuals()
+        found = self.checkpointer.resume(parts, self.rank_model.checksums, self._shapes)
+        residuals = self.checkpointer.take_residuals()
         step = found.step if found else 0
         # if the volume's newest checkpoint is damaged, the copies in memory may be newer than its newest good one
         recalled = self._memory.resume(parts, step) if step < newest else None
         if recalled:
             return recalled
         self._memory.forget()
-        self._rank_model.carry_residuals(residuals)
+        self.rank_model.carry_residuals(residuals)
         return RunProgress.saved_in(found) if found else None
 
     def run(self) -> RunResult:
@@ -171,18 +175,22 @@ class Trainer:
         try:
             stopped = False
             while self._progress.step < self._plan.steps and not stopped:
-                stopped = self._step()
+                stopped = self.step()
                 if self._is_superseded and not stopped and self._progress.step < self._plan.steps:
-                    self._reconfigure()
+                    self.reconfigure()
         finally:
-            self._checkpointer.close()
-            self._memory.close(is_complete=self._progress.step >= self._plan.steps)
-            self._prefetcher.close()
+            self.close()
         if self._progress.step < self._plan.steps:
             return self.result(AgentPhase.CHECKPOINTED, "stopped as asked, with a checkpoint")
         if self._heldout_loss is None:
             self._evaluate()
         return self.result(AgentPhase.COMPLETED)
+
+    def close(self) -> None:
+        """Waits for saves that are under way, and ends the threads. `run` does it itself."""
+        self.checkpointer.close()
+        self._memory.close(is_complete=self._progress.step >= self._plan.steps)
+        self._prefetcher.close()
 
     def result(self, outcome: AgentPhase, message: str = "") -> RunResult:
         """Result of the run at its present step."""
@@ -192,30 +200,30 @@ class Trainer:
             total_steps=self._plan.steps,
             global_samples=self._plan.batch.global_samples,
             heldout_loss=self._heldout_loss,
-            save_seconds=self._saves.waited_seconds,
+            save_seconds=self.saves.waited_seconds,
             message=message,
         )
 
-    def _step(self) -> bool:
+    def step(self) -> bool:
         """Trains one optimizer step on the global batch. Returns True if the run is to stop after it."""
         step = self._progress.step + 1
         vote = self._accumulate()
         with self._clock.phase(Phase.COMMUNICATION):
             agreed = combine(self._ranks, vote)
-        self._rank_model.book_straggler_wait(self._clock, agreed.work_seconds_of)
+        self.rank_model.book_straggler_wait(self._clock, agreed.work_seconds_of)
         loss = agreed.loss_sum / (self._plan.batch.global_samples * self._plan.model.sequence_length)
         gradient_norm = math.sqrt(agreed.squared_norm)
         rate = self._update(step, loss, gradient_norm)
         self._progress = self._progress.advanced(agreed.checksum, loss)
         self._is_superseded = agreed.is_ready
         if agreed.save_failed:
-            self._saves.settle()
+            self.saves.settle()
         is_last = step == self._plan.steps
         if agreed.wants_stop or agreed.wants_checkpoint or is_last:
-            self._save(wait=agreed.wants_stop or is_last, stops=agreed.wants_stop and not is_last)
+            self.save(wait=agreed.wants_stop or is_last, stops=agreed.wants_stop and not is_last)
         if agreed.wants_copy and not (agreed.is_copying or agreed.wants_stop or is_last):
             with self._clock.phase(Phase.CHECKPOINT):
-                self._memory.save(self._progress, self._attempt, self._rank_model.parts())
+                self._memory.save(self._progress, self._attempt, self.rank_model.parts())
         if step % self._plan.evaluate_every_steps == 0 or is_last:
             self._evaluate()
         self._report(gradient_norm, rate)
@@ -223,7 +231,7 @@ class Trainer:
 
     def _accumulate(self) -> StepVote:
         """Runs forward and backward over this rank's share of the step, and sums gradients over the ranks."""
-        rank_model, self._trained = self._rank_model, 0
+        rank_model, self._trained = self.rank_model, 0
         loss_sum, squared_norm = rank_model.accumulate(self._progress.step + 1, self._read_batches())
         self._clock.settle()
         for axis, seconds in rank_model.mesh.traffic.take_seconds().items():
@@ -231,7 +239,7 @@ class Trainer:
         # the schedule explains this part of the waits for neighbours; the rest is the sends themselves
         bubble_seconds = rank_model.bubble_seconds(self._clock.booked_seconds(Phase.COMPUTE))
         self._clock.move(Phase.PIPELINE_COMMUNICATION, Phase.PIPELINE_BUBBLE, bubble_seconds)
-        flags = self._wants_stop(), self._saves.is_due(), self._saves.has_failed(), self._next_plan() is not None
+        flags = self._wants_stop(), self.saves.is_due(), self.saves.has_failed(), self._next_plan() is not None
         return StepVote(
             loss_sum,
             self._trained,
@@ -244,7 +252,7 @@ class Trainer:
 
     def _read_batches(self) -> Iterator[Tensor]:
         """Reads this replica's samples of the step when they are needed, and notes what is trained."""
-        rank_model = self._rank_model
+        rank_model = self.rank_model
         for positions in rank_model.positions(self._progress.step):
             with self._clock.phase(Phase.DATA):
                 tokens = self._prefetcher.take((int(positions[0]), len(positions)))
@@ -258,14 +266,14 @@ class Trainer:
         """Reads the samples at (first position, count), for this rank's place."""
         first, count = samples
         positions = np.arange(first, first + count, dtype=np.uint64)
-        return self._rank_model.tokens(self._corpus, self._order, positions)
+        return self.rank_model.tokens(self.corpus, self._order, positions)
 
     def _next_plan(self) -> Reconfiguration | None:
         """Plan of a newer attempt, if this rank has seen one."""
         newest = self._succession.newest() if self._succession else None
         return newest if newest and newest.attempt > self._attempt else None
 
-    def _reconfigure(self) -> None:
+    def reconfigure(self) -> None:
         """Goes on under the newest plan in the same process. The state travels from memory to memory.
 
         Raises:
@@ -279,26 +287,26 @@ class Trainer:
         newest = Reconfiguration.from_document(self._ranks.broadcast_json(document))
         check_successor(self._plan, newest.plan, self._ranks.size)
         watch = Stopwatch(started_seconds)
-        self._saves.settle()
+        self.saves.settle()
         self._memory.leave()
         watch.end(LaunchStage.DRAIN)
-        residuals = self._rank_model.drain_residuals()
-        carried = Carried.of(self._plan, self._progress.step, self._rank_model.parts(), residuals)
+        residuals = self.rank_model.drain_residuals()
+        carried = Carried.of(self._plan, self._progress.step, self.rank_model.parts(), residuals)
         # samples that were read ahead are for the old place
         self._prefetcher.ahead(())
-        self._rank_model.close()
-        del self._rank_model
+        self.rank_model.close()
+        del self.rank_model
         watch.end(LaunchStage.SAVE)
         disconnect()
         # Objects that refer to each other in a circle would keep groups alive, and with them their threads.
         gc.collect()
         self._ranks = succession.rejoin(f"attempt-{newest.attempt}")
-        self._saves.join(self._ranks, newest.plan.checkpoint.interval_seconds)
+        self.saves.join(self._ranks, newest.plan.checkpoint.interval_seconds)
         self._memory.join(newest.plan, self._ranks)
-        self._rank_model = RankModel(newest.plan, self._ranks, self._shapes)
+        self.rank_model = RankModel(newest.plan, self._ranks, self._shapes)
         watch.end(LaunchStage.REBUILD)
-        residuals = hand_over(carried, newest.plan, self._rank_model.parts(), self._shapes, self._ranks)
-        self._rank_model.carry_residuals(residuals)
+        residuals = hand_over(carried, newest.plan, self.rank_model.parts(), self._shapes, self._ranks)
+        self.rank_model.carry_residuals(residuals)
         watch.end(LaunchStage.LOAD)
         self._plan, self._attempt = newest.plan, newest.attempt
         self._metrics.start_attempt(newest.attempt)
@@ -324,33 +332,33 @@ class Trainer:
             if not math.isfinite(loss) or not math.isfinite(norm):
                 raise DivergedError(
                     f"step {step}: loss {loss}, gradient norm {norm}: not finite; the checkpoint of "
-                    f"step {self._checkpointer.saved_step} is kept; lower optimizer.learning_rate or warm up longer"
+                    f"step {self.checkpointer.saved_step} is kept; lower optimizer.learning_rate or warm up longer"
                 )
             rate = learning_rate(self._plan.optimizer, step, self._plan.steps)
-            self._rank_model.update(norm, rate)
+            self.rank_model.update(norm, rate)
         return rate
 
-    def _save(self, *, wait: bool, stops: bool = False) -> None:
+    def save(self, *, wait: bool, stops: bool = False) -> None:
         """Saves the state. If the ranks stop here, it includes residuals, because nobody adds them to a next gradient then."""
-        rank_model = self._rank_model
+        rank_model = self.rank_model
         with self._clock.phase(Phase.CHECKPOINT):
             parts = rank_model.parts()
             residuals = rank_model.drain_residuals() if stops else {}
             parts += residual_parts(parts, residuals) if residuals else []
-            self._saves.save(self._progress, self._attempt, parts, rank_model.checksums, wait=wait)
+            self.saves.save(self._progress, self._attempt, parts, rank_model.checksums, wait=wait)
 
     def _evaluate(self) -> None:
         with self._clock.phase(Phase.EVALUATION):
-            self._heldout_loss = self._rank_model.heldout_loss(self._corpus)
+            self._heldout_loss = self.rank_model.heldout_loss(self.corpus)
         # Waits of an evaluation belong to its own phase.
-        self._rank_model.mesh.traffic.take_seconds()
+        self.rank_model.mesh.traffic.take_seconds()
         self._metrics.set(Metric.HELDOUT_LOSS, self._heldout_loss)
         if self._ranks.is_first:
             logger.info("step %d: held-out loss %.4f", self._progress.step, self._heldout_loss)
 
     def _report(self, gradient_norm: float, rate: float) -> None:
         """Shows the step in this rank's metrics and, on rank 0, in the steps log."""
-        plan, progress, traffic = self._plan, self._progress, self._rank_model.mesh.traffic
+        plan, progress, traffic = self._plan, self._progress, self.rank_model.mesh.traffic
         sent_bytes = traffic.take_bytes()
         sent_bytes[Axis.DATA] += combine_bytes(self._ranks)
         lap = self._clock.lap()
