@@ -38,7 +38,7 @@ OWN_NODE_SECONDS = 20.0
 """How long what is known of a node under a pod is believed: a spot node is told of its end two minutes before, or half of one."""
 
 MOST_LOOKED_AT = 32
-"""Of how many nodes that could take a pod the others' pods are asked for; of further ones nothing is known to be taken."""
+"""Number of candidate nodes whose other pods are listed. Further candidates are assumed empty."""
 
 
 class Nodes(Protocol):
