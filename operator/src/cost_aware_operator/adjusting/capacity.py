@@ -34,12 +34,16 @@ UNDONE = (ChangeOutcome.FAILED, ChangeOutcome.ROLLED_BACK)
 
 @dataclass(frozen=True)
 class Shortage:
-    """Pods that have found no node for `seconds`, while `held` others are paid for at `hourly_usd` together and cannot train."""
+    """Pods that have found no node, so that the others are paid for and cannot train."""
 
     pods: tuple[str, ...]
+    """Names of the pods that wait."""
     seconds: float
+    """Seconds that the oldest of them has waited."""
     held: int
+    """Number of pods that have a node."""
     hourly_usd: float | None
+    """Dollars an hour of those nodes together; None if a price is unknown."""
 
 
 def without_nodes(given: Situation, short: Shortage) -> Verdict:

@@ -23,10 +23,16 @@ FEWER = 50
 
 @dataclass(frozen=True)
 class _Option:
+    """A way to leave a slow node."""
+
     plan: Plan
+    """The plan without the node."""
     step_usd: float
+    """Dollars of one of its steps."""
     saved_usd: float
+    """Dollars saved over the rest of the run, the cost of the change taken off."""
     paid_usd: float
+    """Dollars that the change itself costs."""
 
 
 def slow_node(given: MeasuredSituation, *, search: bool = True) -> Verdict | None:

@@ -21,11 +21,14 @@ StageWorks = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class SlowRank:
-    """One straggler: seconds of a step in which it computes and updates, and those of the median of its peers."""
+    """One straggler."""
 
     rank: int
+    """Its number."""
     working_seconds: float
+    """Seconds of a step in which it computes and updates."""
     peers_seconds: float
+    """The median of its peers' seconds."""
 
     @property
     def slowdown(self) -> float:

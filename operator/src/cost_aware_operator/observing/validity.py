@@ -17,13 +17,18 @@ LARGEST = 2.0**63
 
 @dataclass(frozen=True)
 class Limits:
-    """What is known of a rank without asking it: its number, the newest attempt, its pod's age, and the run's size."""
+    """What is known of a rank without asking it."""
 
     rank: int
+    """Its number."""
     attempt: int
+    """The newest attempt that was given out."""
     alive_seconds: float
+    """Age of its pod, in seconds."""
     total_steps: int | None = None
+    """Steps of the run; None if the manifest does not say."""
     tokens_per_step: int | None = None
+    """Tokens of a step of all ranks; None if the manifest does not say."""
 
 
 def why_refused(sample: RankSample, limits: Limits, before: RankSample | None = None) -> str:

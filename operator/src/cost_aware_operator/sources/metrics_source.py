@@ -20,11 +20,14 @@ def rank_name(rank: int, pod: PodView) -> str:
 
 @dataclass(frozen=True)
 class Answers:
-    """Samples by pod uid, and for each rank without one why, by `rank_name`. Samples were true `age_seconds` ago."""
+    """A source's answer about one job's ranks."""
 
     samples: Mapping[str, tuple[RankSample, ...]] = field(default_factory=dict)
+    """Samples by pod uid."""
     unheard: Mapping[str, str] = field(default_factory=dict)
+    """Why a rank has no sample, by `rank_name`."""
     age_seconds: float = 0.0
+    """Seconds since the samples were true."""
 
 
 class Agents(Protocol):

@@ -39,11 +39,17 @@ class _Series:
     """One rank's series of one attempt."""
 
     labels: Mapping[str, str]
+    """Labels of the newest series."""
     values: dict[str, float] = field(default_factory=dict)
+    """Values by metric."""
     phases: dict[str, float] = field(default_factory=dict)
+    """Seconds by phase."""
     links: dict[str, float] = field(default_factory=dict)
+    """Bytes a second by level of link."""
     stages: dict[str, float] = field(default_factory=dict)
+    """Seconds by stage of the launch."""
     age_seconds: float = 0.0
+    """Seconds since Prometheus read it."""
 
 
 class PrometheusSource:

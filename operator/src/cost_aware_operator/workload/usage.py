@@ -15,11 +15,14 @@ Amounts = Mapping[str, float]
 
 @dataclass(frozen=True)
 class PodUse:
-    """What one pod takes of its node, in base units by resource, `pods` among them. `job` is the training job that it is of."""
+    """Amounts that one pod takes of its node."""
 
     amounts: Amounts
+    """Base units by resource, `pods` among them."""
     priority: int = 0
+    """The pod's priority."""
     job: JobKey | None = None
+    """The training job that it belongs to; None for any other pod."""
 
 
 def pod_use(document: Mapping[str, Any]) -> PodUse:
