@@ -176,7 +176,7 @@ class OtherPlan:
     saved_usd: float
     """Dollars saved over the rest of the run, the cost of the change taken off."""
     margin: float
-    """Of the dollars of a step, what a change to it must promise."""
+    """Share of a step's dollars that a change to it must promise."""
 
 
 def _candidate(given: MeasuredSituation) -> Verdict:

@@ -161,7 +161,7 @@ def regrown(given: MeasuredSituation) -> Verdict | None:
 
 
 def _nodes_allowed(given: MeasuredSituation) -> int:
-    """By the manifest of today, which may have been changed since: its most nodes, and its most dollars an hour."""
+    """Most nodes that the manifest of today allows, by their number and by its dollars an hour."""
     if given.space is None:
         return 0
     bounds = given.space.bounds

@@ -103,7 +103,7 @@ def under_way(changes: Sequence[Change]) -> Change | None:
 
 
 def plan_key(plan: Plan) -> str:
-    """What makes one plan of a job another: by this it is barred."""
+    """Key that identifies a plan within a job; barred plans are remembered by it."""
     parts = (
         plan.nodes, plan.data, plan.tensor, plan.pipeline, plan.micro_batch, plan.sharding, plan.recompute, plan.schedule,
         plan.interleave, "+".join(plan.instance_types),
@@ -119,18 +119,18 @@ def described(plan: Plan) -> str:
 
 
 def described_from(plan: Plan, origin: Plan) -> str:
-    """The same, with the type of its nodes where that is another than the origin's."""
+    """A plan in a few words, with the type of its nodes if the origin has another."""
     other = plan.instance_types != origin.instance_types
     return described(plan) + (f", of {' or '.join(plan.instance_types)}" if other else "")
 
 
 def move_key(node: str) -> str:
-    """By this it is barred to leave a node, where that did not work."""
+    """Key of a move off a node; a move that did not work is remembered by it."""
     return f"off {node}"
 
 
 def kind_of(origin: Plan, target: Plan) -> Kind:
-    """How one gets from a plan to another."""
+    """Kind of change that leads from one plan to another."""
     if (origin.excluded_nodes, origin.instance_types) != (target.excluded_nodes, target.instance_types):
         return Kind.MOVE
     return Kind.REBALANCE if origin.nodes == target.nodes else Kind.RESIZE

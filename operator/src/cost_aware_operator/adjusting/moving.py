@@ -18,7 +18,7 @@ from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.planning.plan import Plan, plan_of
 
 FEWER = 50
-"""Of the plans on fewer nodes, how many are looked at."""
+"""Number of plans on fewer nodes that are looked at."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def _option(given: MeasuredSituation, plan: Plan, seconds: float) -> _Option:
 
 
 def _elsewhere(given: MeasuredSituation, slow: SlowNode) -> _Option | None:
-    """The same degrees, with another node in place of the slow one."""
+    """The plan in force with another node in place of the slow one."""
     if not given.spare_nodes:
         return None
     seconds = given.window.wall_step_seconds - _gained(slow)

@@ -109,7 +109,7 @@ class Situation:
     spare_nodes: int | None = None
     """Nodes that the pods may run on and none of them does; None where that is not known."""
     free_nodes: Mapping[str, int] = field(default_factory=dict)
-    """The same of other instance types that the manifest allows, by type."""
+    """Spare nodes of other instance types that the manifest allows, by type."""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ class Settings:
     """Settings of this process."""
 
     namespace: str
-    """Where the operator itself lives: its Lease and its key."""
+    """Namespace of the operator itself: its Lease and its key."""
     identity: str
     """This replica's name, as the Lease's holder."""
     lease_name: str

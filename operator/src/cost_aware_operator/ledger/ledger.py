@@ -132,7 +132,7 @@ class LedgerState(_State):
     usd: dict[Cause, float] = {}
     seconds: dict[Cause, float] = {}
     data_usd: float = 0.0
-    """Of `idle`: what waited for data."""
+    """Dollars of waiting for data, a part of `idle`."""
     transfer_usd: float = 0.0
     storage_usd: float = 0.0
     management_usd: float = 0.0

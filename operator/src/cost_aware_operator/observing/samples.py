@@ -85,17 +85,17 @@ class Observation:
     steps: float = 0.0
     """Steps of the run in between."""
     rank_step_seconds: Mapping[Phase, float] = field(default_factory=dict)
-    """Of one step, by phase, on the rank that works longest: a slower one among them holds up all."""
+    """Seconds of one step by phase, on the rank that works longest: the slowest rank holds up all."""
     working_seconds: Mapping[int, float] = field(default_factory=dict)
-    """Of one step, by rank: compute and optimizer."""
+    """Seconds of one step in which a rank computes or updates, by rank."""
     ranks: int = 1
     """Number of ranks."""
     rank_tokens_per_second: float = 0.0
-    """Of a rank, by the wall time of its steps."""
+    """Tokens per second of a rank, by the clock."""
     reference_tokens_per_second: float = 0.0
-    """Of a rank that did nothing but compute and update: its tokens over its working seconds, in the same steps."""
+    """Tokens per second of a rank that never waits, measured over the same steps."""
     flops_per_second: float = 0.0
-    """Of a rank, by the clock: what the model needs, not what the hardware did."""
+    """Floating-point operations per second of a rank, by the clock: what the model needs, not what the hardware did."""
     network_bytes_per_second: float | None = None
     """A rank's share of its node's network, as the ranks' own probe found it at their start; None on one node."""
 

@@ -12,7 +12,7 @@ from cost_aware_operator.observing.samples import Observation, Scrape, observe
 STRAGGLING = 1.3
 """Times the median of its peers that a rank must work to be named."""
 UNEQUALLY_STRAGGLING = 1.5
-"""The same where peers have other work, and its ratio is computed and not measured: caches and small kernels break it."""
+"""Times the median if peers have other work: its ratio is computed and not measured, and caches and small kernels break it."""
 DEVIATIONS = 3 * 1.4826
 """And so many median absolute deviations from it, which are three standard deviations of normal noise."""
 

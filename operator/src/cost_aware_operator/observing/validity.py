@@ -12,7 +12,7 @@ from cost_aware_trainer.contract import Phase
 SLACK_SECONDS = 60.0
 """How far the clocks of a kubelet and of this process may be apart, and a report of a step late."""
 LARGEST = 2.0**63
-"""Of steps, tokens and bytes; operations may be more."""
+"""Largest number of steps, tokens or bytes that is believed; operations may be more."""
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ class Agents(Protocol):
 
 
 class MetricsSource(Protocol):
-    """Where the ranks' metrics come from."""
+    """A source of the ranks' metrics."""
 
     async def samples(self, job: JobKey, pods: Iterable[PodView], ranks_per_node: int) -> Answers:
         """The newest samples of a job's usable pods. Bounded in time and size; what goes wrong is told in the answer."""

@@ -25,7 +25,7 @@ READ = (
     Metric.RESUMED_STEP, Metric.PHASE_SECONDS, Metric.LINK_BANDWIDTH, Metric.RECONFIGURATION_SECONDS,
 )  # fmt: skip
 MAX_BYTES = 20 * 2**20
-"""Of an answer: some 2,500 ranks."""
+"""Largest answer that is read: some 2,500 ranks."""
 STALE_SECONDS = 120.0
 """A sample that is older says nothing of the present."""
 
@@ -89,7 +89,7 @@ class PrometheusSource:
         return Answers(samples, unheard, statistics.median(ages) if ages else 0.0)
 
     async def _series(self, job: JobKey) -> dict[int, _Series]:
-        """By rank, those of its newest attempt."""
+        """Series of each rank's newest attempt, by rank."""
         wanted = "|".join(READ)
         headers = await self._headers()
         read, told = await asyncio.gather(

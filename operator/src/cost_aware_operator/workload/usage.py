@@ -26,7 +26,7 @@ class PodUse:
 
 
 def pod_use(document: Mapping[str, Any]) -> PodUse:
-    """Of a pod as the API server has it, its limits made requests where it has no others.
+    """Amounts that a pod takes, as the API server has it: limits count as requests if there are no others.
 
     The rule is the scheduler's: containers and sidecars together, or an init container with the sidecars before it where that is
     more, and the overhead of the runtime class (kubernetes.io/docs/concepts/workloads/pods/init-containers, "resource sharing").

@@ -188,7 +188,7 @@ def _changed(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
 
 
 def _untold(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
-    """The same pods as in the newest attempt, some of which have not heard of it: the operator died while telling them."""
+    """Pods of the newest attempt that have not heard of it: the operator died while telling them."""
     members = _members(facts, plan)
     if record.attempt == 0 or members != record.members:
         return None

@@ -180,7 +180,7 @@ class Gatherer:
     async def cluster_nodes(
         self, job: TrainingJob, record: RunRecord, memory: Memory, own: Iterable[NodeView], priority: int = 0
     ) -> tuple[NodeView, ...] | None:
-        """Where else pods could run, with what others take of it."""
+        """Nodes that pods could also run on, with what others take of them."""
         listed = await self._listed_nodes(job, record, memory, own)
         if listed is None or record.plan is None:
             return listed
