@@ -163,15 +163,20 @@ def _searched(given: MeasuredSituation) -> Verdict:
 
 @dataclass(frozen=True)
 class OtherPlan:
-    """Another plan: seconds and dollars of a step, what changing costs, and what it saves over the rest of the run."""
+    """Another plan for the run, with what it takes and what changing to it costs."""
 
     plan: Plan
+    """The plan."""
     seconds: float
+    """Seconds of one of its steps, everything included."""
     step_usd: float
+    """Dollars of one of its steps."""
     paid_usd: float
+    """Dollars that the change itself costs."""
     saved_usd: float
+    """Dollars saved over the rest of the run, the cost of the change taken off."""
     margin: float
-    """Of the dollars of a step, what a change to it must promise."""
+    """Share of a step's dollars that a change to it must promise."""
 
 
 def _candidate(given: MeasuredSituation) -> Verdict:

@@ -20,9 +20,9 @@ SAME_PODS = (Kind.RESIZE, Kind.SHRINK)
 LEAST_MARGIN = 0.05
 """No change for a promise smaller than this share of a step's dollars, however small the model's error seems."""
 OTHER_TYPE_MARGIN = 0.2
-"""The same for nodes of another type: what was measured here says less of them."""
+"""Least promise of a change to nodes of another type: what was measured here says less about them."""
 CANDIDATES = 200
-"""Of a ranking, how many plans are looked at beyond those that cannot be."""
+"""Number of plans of a ranking that are looked at."""
 
 
 def in_force(given: Situation, measured: Measured) -> Calibrated | None:

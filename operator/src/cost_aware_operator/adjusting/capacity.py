@@ -34,12 +34,16 @@ UNDONE = (ChangeOutcome.FAILED, ChangeOutcome.ROLLED_BACK)
 
 @dataclass(frozen=True)
 class Shortage:
-    """Pods that have found no node for `seconds`, while `held` others are paid for at `hourly_usd` together and cannot train."""
+    """Pods that have found no node, so that the others are paid for and cannot train."""
 
     pods: tuple[str, ...]
+    """Names of the pods that wait."""
     seconds: float
+    """Seconds that the oldest of them has waited."""
     held: int
+    """Number of pods that have a node."""
     hourly_usd: float | None
+    """Dollars an hour of those nodes together; None if a price is unknown."""
 
 
 def without_nodes(given: Situation, short: Shortage) -> Verdict:
@@ -157,7 +161,7 @@ def regrown(given: MeasuredSituation) -> Verdict | None:
 
 
 def _nodes_allowed(given: MeasuredSituation) -> int:
-    """By the manifest of today, which may have been changed since: its most nodes, and its most dollars an hour."""
+    """Most nodes that the manifest of today allows, by their number and by its dollars an hour."""
     if given.space is None:
         return 0
     bounds = given.space.bounds

@@ -21,10 +21,12 @@ from cost_aware_operator.planning.plan import Plan
 
 @dataclass(frozen=True)
 class History:
-    """The newest changes, oldest first, and the plans (`plan_key`) that are not tried again."""
+    """Changes of a run and plans that are not tried again."""
 
     changes: tuple[Change, ...] = ()
+    """The newest changes, oldest first."""
     barred: tuple[str, ...] = ()
+    """Keys of plans (`plan_key`) and of moves (`move_key`) that did not work."""
 
     @property
     def last(self) -> Change | None:

@@ -18,15 +18,21 @@ from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.planning.plan import Plan, plan_of
 
 FEWER = 50
-"""Of the plans on fewer nodes, how many are looked at."""
+"""Number of plans on fewer nodes that are looked at."""
 
 
 @dataclass(frozen=True)
 class _Option:
+    """A way to leave a slow node."""
+
     plan: Plan
+    """The plan without the node."""
     step_usd: float
+    """Dollars of one of its steps."""
     saved_usd: float
+    """Dollars saved over the rest of the run, the cost of the change taken off."""
     paid_usd: float
+    """Dollars that the change itself costs."""
 
 
 def slow_node(given: MeasuredSituation, *, search: bool = True) -> Verdict | None:
@@ -84,7 +90,7 @@ def _option(given: MeasuredSituation, plan: Plan, seconds: float) -> _Option:
 
 
 def _elsewhere(given: MeasuredSituation, slow: SlowNode) -> _Option | None:
-    """The same degrees, with another node in place of the slow one."""
+    """The plan in force with another node in place of the slow one."""
     if not given.spare_nodes:
         return None
     seconds = given.window.wall_step_seconds - _gained(slow)

@@ -32,8 +32,9 @@ from cost_aware_operator.app.watches import Version, kopf_settings, registry, ve
 from cost_aware_operator.control.loop.queue import KeyedQueue
 from cost_aware_operator.control.loop.reconcile import Reconciler
 from cost_aware_operator.control.loop.worker import work
-from cost_aware_operator.control.reading.gather import CachedNodes, Gatherer
+from cost_aware_operator.control.reading.gather import Gatherer
 from cost_aware_operator.control.reading.memory import Memories
+from cost_aware_operator.control.reading.nodes import CachedNodes
 from cost_aware_operator.engines.cluster import ApiError
 from cost_aware_operator.engines.kubernetes.client import KubernetesCluster, connect
 from cost_aware_operator.engines.kubernetes.lease import Lease

@@ -19,28 +19,38 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """How this process runs."""
+    """Settings of this process."""
 
     namespace: str
-    """Where the operator itself lives: its Lease and its key."""
+    """Namespace of the operator itself: its Lease and its key."""
     identity: str
     """This replica's name, as the Lease's holder."""
     lease_name: str
+    """The Lease by which one replica leads."""
     key_secret: str
+    """The Secret with the key that agents' tokens are made from."""
     prices_file: Path | None
+    """Prices of the installation; None for the shipped book alone."""
     pod_defaults_file: Path | None
+    """What is added to every pod; None for nothing."""
     watch_namespaces: tuple[str, ...]
     """Empty means all."""
     scrape_interval_seconds: float
+    """Seconds between two looks at a job that trains."""
     scrape_concurrency: int
+    """Requests to pods at one time."""
     prometheus_url: str | None
     """A server that is asked for the ranks' metrics; None: the ranks are."""
     prometheus_token_file: Path | None
     """What it is sent as a bearer token."""
     workers: int
+    """Jobs that are reconciled at one time."""
     port: int
+    """The port of probes and metrics."""
     log_level: str
+    """DEBUG, INFO, WARNING or ERROR."""
     log_format: LogFormat
+    """How a line of the log is written."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:

@@ -43,55 +43,83 @@ ALTERNATIVES = 5
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a plan is expected to take; `total_usd` and `hours` of the whole run. Dollars are absent while prices are."""
+    """What a plan is expected to take."""
 
     step_seconds: float
+    """Seconds of one step."""
     efficiency: float
+    """Share of a step that computes or updates weights, 0 to 1."""
     hours: float
+    """Hours of the whole run."""
     total_usd: float | None
+    """Dollars of the whole run; None while prices are unknown."""
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A runner-up: what, for how much, and why not."""
+    """A runner-up."""
 
     degrees: str
+    """Data x tensor x pipeline."""
     nodes: int
+    """Nodes of the run."""
     instance_type: str
+    """Instance type, with ` spot` where it is spot."""
     hours: float
+    """Hours of the whole run."""
     total_usd: float | None
+    """Dollars of the whole run; None while prices are unknown."""
     why_not: str
+    """Why it is not the plan."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Degrees and sizes of a run. `instance_types` are those that the pods may run on; empty means any. `spot`: bought as such.
-
-    `excluded_nodes` were slow, and no pod of the job runs on them again.
-    """
+    """Degrees and sizes of a run."""
 
     data: int
+    """Data-parallel degree: replicas of the model."""
     nodes: int
+    """Nodes of the run."""
     ranks_per_node: int
+    """Processes of one node."""
     micro_batch: int
+    """Sequences that a replica computes at once."""
     memory_gib: float | None
+    """GiB that the fullest rank is predicted to need; None where nothing is predicted."""
     hourly_usd: float | None
+    """Dollars an hour of all nodes together; None while a price is unknown."""
     explanation: str
+    """Why this plan, in sentences."""
     tensor: int = 1
+    """Tensor-parallel degree."""
     pipeline: int = 1
+    """Pipeline stages."""
     sharding: str = StateSharding.DDP.value
+    """State that data-parallel ranks share out, a `StateSharding`."""
     recompute: str = Recompute.NONE.value
+    """Activations that backward computes again, a `Recompute`."""
     schedule: str = PipelineSchedule.ONE_F_ONE_B.value
+    """Order of the pipeline's passes, a `PipelineSchedule`."""
     interleave: int = 1
+    """Model chunks of each pipeline stage; 1 is a plain pipeline."""
     stage_layers: tuple[int, ...] = ()
+    """Layers of each pipeline stage; empty without a pipeline."""
     precision: str = "fp32"
+    """Type in which matrix products are computed, a `NumberFormat`."""
     instance_types: tuple[str, ...] = ()
+    """Instance types that the pods may run on; empty means any."""
     spot: bool = False
+    """Whether the nodes are bought as spot."""
     bucket_mib: float | None = None
-    """Of gradients that replicas sum; None where the trainer's own choice stands. It makes no plan another one."""
+    """MiB of one bucket of gradients that replicas sum; None where the trainer's own choice stands. Two plans that
+    differ only in this are the same plan."""
     excluded_nodes: tuple[str, ...] = ()
+    """Nodes that were slow; no pod of the job runs on them again."""
     predicted: Predicted | None = None
+    """Expected step, hours and dollars; None where nothing is predicted."""
     alternatives: tuple[Alternative, ...] = ()
+    """Runners-up, best first."""
 
     @property
     def ranks(self) -> int:

@@ -16,7 +16,7 @@ RECONCILE_TIMEOUT_SECONDS = 120.0
 
 
 class Reports(Protocol):
-    """Where workers report how it went."""
+    """A receiver of the workers' reports."""
 
     def reconciled(self, seconds: float, outcome: str) -> None:
         """One reconcile ended: `ok`, `conflict`, `api_error` or `error`."""

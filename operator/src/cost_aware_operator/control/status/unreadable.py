@@ -23,7 +23,9 @@ class Unreadable:
     """What to write about a job: its whole status, and an event where the condition is new."""
 
     status: Mapping[str, Any]
+    """The whole status document."""
     events: tuple[Event, ...]
+    """One event where the condition is new."""
 
 
 def why_unreadable(document: Mapping[str, Any]) -> str:

@@ -19,23 +19,32 @@ from cost_aware_operator.costs.models.predict import Machine, step_seconds
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One measured step; `weight` is how much it counts."""
+    """One measured step."""
 
     shape: DecoderShape
+    """The model."""
     machine: Machine
+    """The hardware."""
     layout: Layout
+    """How the model was laid out."""
     step_seconds: float
+    """Measured seconds of one step."""
     weight: float = 1.0
+    """How much the measurement counts in the fit; 1 is a usual one."""
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One parameter of the fit: its bounds, and how far (in log units) it may move before data must insist."""
+    """One parameter of the fit, with its bounds."""
 
     name: str
+    """Dotted name of the parameter in `Parameters`."""
     low: float
+    """Smallest value allowed."""
     high: float
+    """Largest value allowed."""
     spread: float
+    """How far the value may move before data must insist, in log units."""
 
 
 KNOBS = (
@@ -71,11 +80,14 @@ TAIL = 0.10
 
 @dataclass(frozen=True)
 class Calibration:
-    """Refitted parameters, and how far predictions were off before and after, in percent of the measured step."""
+    """Refitted parameters and the errors they leave."""
 
     parameters: Parameters
+    """The refitted parameters."""
     median_error_before: float
+    """Median error of predicted steps before the fit, in percent of the measured step."""
     median_error_after: float
+    """Median error of predicted steps after the fit, in percent of the measured step."""
 
 
 def value(parameters: Parameters, name: str) -> float:
