@@ -51,7 +51,7 @@ class DynamicParallelismAdjuster:
     """The chain of checks."""
 
     def verdict(self, given: Situation, recent: Verdict | None = None) -> Verdict:
-        """What to do now; where only a search could tell, and there was a `recent` one, its answer."""
+        """The verdict of now. If only a search could tell and there was a `recent` one, its answer stands."""
         for check in BEFORE:
             found = check(given)
             if found is not None:
@@ -124,7 +124,7 @@ def _promise(given: MeasuredSituation) -> Verdict | None:
 
 
 def _could_go_back(given: Situation, last: Change) -> bool:
-    """Not to nodes that are gone, nor to one that was left, where no other plan was tried; to another type's if they are free."""
+    """Whether the plan before a change can be gone back to: its nodes are there, and it is not just a slow node that was left."""
     if last.kind is Kind.SHRINK:
         return False
     if last.origin.instance_types != last.target.instance_types:

@@ -40,7 +40,7 @@ class Calibrated:
 
 
 def calibrated(shape: DecoderShape, offer: Offer, layout: Layout, measured: Measured) -> Calibrated:
-    """The offer whose prediction of the measured layout is what was measured.
+    """The offer, corrected until the prediction of the measured layout equals the measurement.
 
     First arithmetic is scaled until the working seconds agree, then the links until the whole step does. Where a layout hardly
     communicates, nothing is learnt of the links from its steps: the network then has the rate that the ranks' probe found, or
@@ -60,7 +60,7 @@ def calibrated(shape: DecoderShape, offer: Offer, layout: Layout, measured: Meas
 
 
 def _probed(machine: Machine, bytes_per_second: float | None) -> Machine:
-    """The network at the rate of a probe between ranks, of which each had its share: a model takes a part of the rate for that."""
+    """The machine with its network at the rate that the ranks' probe found, of which each rank had a share."""
     if bytes_per_second is None:
         return machine
     node_gbit_per_s = bytes_per_second * machine.gpus_per_node * 8 / 1e9 / FITTED.network
@@ -69,7 +69,7 @@ def _probed(machine: Machine, bytes_per_second: float | None) -> Machine:
 
 
 def faster(machine: Machine, factor: float) -> Machine:
-    """The machine with arithmetic and memory so many times as fast."""
+    """The machine with arithmetic and memory faster by a factor."""
     factor = min(max(factor, SLOWEST), FASTEST)
     gpu = machine.accelerator
     peaks = {precision: peak * factor for precision, peak in gpu.peak_tflops.items()}

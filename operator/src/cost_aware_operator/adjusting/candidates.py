@@ -42,10 +42,10 @@ def listed_offer(given: Situation) -> Offer | None:
 
 
 def other_offers(given: Situation, known: Calibrated) -> tuple[Offer, ...]:
-    """Other types of nodes of which some are free.
+    """Offers of other instance types that have free nodes.
 
-    They are taken to be as much faster or slower than their tables say as the present ones were found to be than theirs: what
-    a model's kernels make of a machine is a matter of the model more than of the machine.
+    Their machines are corrected by the same factor as the present ones: what kernels make of a machine depends on the model more
+    than on the machine.
     """
     listed = listed_offer(given)
     if given.space is None or listed is None:
@@ -75,14 +75,14 @@ def ranked(given: Situation, *offers: Offer) -> Ranking | None:
 
 
 def downtime_seconds(changes: tuple[Change, ...], kind: Kind) -> float:
-    """What a change of a kind takes: this job's own median, or a prior. Fewer pods take what more pods take."""
+    """Seconds that a change of a kind takes: this job's own median, or a prior. Fewer pods take as long as more pods."""
     alike = SAME_PODS if kind in SAME_PODS else (kind,)
     own = [c.downtime_seconds for c in changes if c.kind in alike and c.downtime_seconds is not None]
     return statistics.median(own) if own else PRIOR_DOWNTIME_SECONDS[kind]
 
 
 def prediction_error(changes: tuple[Change, ...]) -> float:
-    """How far the last promises to this job were off, as a share; 0 before the first was checked."""
+    """Error of the last promise to this job, as a share; 0 before the first was checked."""
     off = [
         abs(c.predicted_step_usd / c.realised_step_usd - 1)
         for c in changes

@@ -1,4 +1,4 @@
-"""Nodes that come and go: on with fewer once the wait for others has cost as much, and back when there are others again."""
+"""Nodes that come and go: on with fewer when the wait has cost as much as the change, and back when nodes are there again."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class Shortage:
 def without_nodes(given: Situation, short: Shortage) -> Verdict:
     """Whether to go on with the nodes that are left.
 
-    Nobody knows how long others take to come. If the run goes on with fewer once the wait has cost as much as the change does, both
-    together cost at most twice what the better choice in hindsight would have: the rule of ski rental (Karlin et al., Competitive
+    How long other nodes take to come is not known. If the run goes on with fewer when the wait has cost as much as the change, both
+    together cost at most twice what the better choice would have cost: the rule of ski rental (Karlin et al., Competitive
     snoopy caching, 1988).
     """
     waited = f"{', '.join(short.pods)} found no node for {short.seconds:.0f} s"
@@ -170,7 +170,7 @@ def _nodes_allowed(given: MeasuredSituation) -> int:
 
 
 def nodes_lost(changes: Sequence[Change], nodes: int) -> Iterator[Change]:
-    """The changes by which a run on so many nodes has lost some and not got them back, newest first."""
+    """Changes by which a run has lost nodes that it has not got back, newest first."""
     for change in reversed(changes):
         if change.outcome in UNDONE:
             continue

@@ -1,4 +1,4 @@
-"""What has been changed in a run, what was promised of it, and what came of it."""
+"""Changes of a run: what was promised, and what came of it."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Change:
     """What came of it."""
 
     def before_at(self, node_usd: float) -> float:
-        """Dollars of a step before the change, at another price of a node; of another type's the present price says nothing."""
+        """Dollars of a step before the change, at another price of a node. Between instance types the price is not converted."""
         if self.origin.instance_types != self.target.instance_types:
             return self.before_step_usd
         return self.before_step_usd * (node_usd / self.before_node_usd if self.before_node_usd else 1.0)

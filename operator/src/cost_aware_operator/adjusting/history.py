@@ -38,7 +38,7 @@ class History:
         return History((*self.changes[:-1], change), barred)
 
     def begun(self, situation: Situation, verdict: Verdict, attempt: int) -> History:
-        """With a change that the verdict orders; a rollback ends the change that it undoes, and bars its plan.
+        """The history with a change that the verdict orders. A rollback ends the change that it undoes, and bars its plan.
 
         Raises:
             ValueError: the verdict orders nothing, or nothing was measured that it could rest on.
@@ -71,7 +71,7 @@ class History:
         return History((*judged.changes, change)[-KEPT:], judged.barred)
 
     def resumed(self, now: datetime, stage_seconds: Mapping[str, float] | None = None) -> History:
-        """With the first step under the newest change done, and how long its stages took."""
+        """The history with the first step under the newest change noted, and how long its stages took."""
         last = self.last
         if last is None or last.outcome is not ChangeOutcome.IN_PROGRESS:
             return self
@@ -87,7 +87,7 @@ class History:
         )
 
     def judged(self, situation: Situation) -> History:
-        """With what the newest change has come to, once a window is measured under it."""
+        """The history with what came of the newest change, when a window is measured under it."""
         last, measured = self.last, measured_of(situation)
         if last is None or last.outcome is not ChangeOutcome.CHECKING or measured is None:
             return self
@@ -97,9 +97,9 @@ class History:
         return self._with_last(kept)
 
     def complete(self, now: datetime, hourly_usd: float | None) -> History:
-        """With the run done before a window was measured under the newest change: it is judged by all the steps since.
+        """The history of a run that was complete before a window was measured: all steps since judge its newest change.
 
-        Where no step of it was seen, it stays without figures.
+        A change under which no step was seen stays without figures.
         """
         last = self.last
         if last is None or not last.is_open:
@@ -111,7 +111,7 @@ class History:
         return self._with_last(_realised(last, seconds / steps * hourly_usd / 3600, hourly_usd, last.target.nodes))
 
     def failed(self, why: str) -> tuple[History, Plan] | None:
-        """With the newest change given up as it did not start, and the plan to go back to; None if none is under way."""
+        """The history with the newest change given up because it did not start, and the plan before it; None if none is under way."""
         last = self.last
         if last is None or last.outcome is not ChangeOutcome.IN_PROGRESS:
             return None
@@ -128,6 +128,6 @@ def _realised(change: Change, step_usd: float, hourly_usd: float, nodes: int) ->
 
 
 def _keys(change: Change, bar: Plan) -> tuple[str, ...]:
-    """What is not tried again: to leave the nodes that a change left, or else its plan."""
+    """Keys of what is not tried again: the moves off nodes that a change left, or else its plan."""
     left = tuple(move_key(node) for node in change.target.excluded_nodes if node not in change.origin.excluded_nodes)
     return left or (plan_key(bar),)

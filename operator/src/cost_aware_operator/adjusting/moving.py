@@ -1,4 +1,4 @@
-"""Leaving a node that is slow: whether it pays to make the pods anew without it, on another node or on fewer."""
+"""Moves off a slow node: whether it pays to make the pods again without it, on another node or on fewer nodes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _without(plan: Plan, slow: SlowNode) -> Plan:
 
 
 def _gained(slow: SlowNode) -> float:
-    """Seconds of a step that are waited for the slow node and for no other rank.
+    """Seconds of a step that all wait for the slow node alone.
 
     With a pipeline the slow rank's micro-batches are on the step's critical path one after the other, so the same holds.
     """

@@ -163,7 +163,7 @@ class _Run:
         return _window(self.space, self.plan, self.listed, world, seconds, chance, other=self.is_elsewhere)
 
     def there(self) -> int:
-        """Nodes that there are now, those that were left because they are slow not counted."""
+        """Number of nodes that are there now, without slow nodes that were left."""
         if self.is_elsewhere:
             return max(self.world.other_nodes, self.plan.nodes)
         return max(0, self.total - self.world.gone(self.clock) - len(self.plan.excluded_nodes))
@@ -243,7 +243,7 @@ class _Run:
         return True
 
     def outcome(self) -> SimulatedRun:
-        """How it went."""
+        """The run's end, with what it cost."""
         changes, told = self.history.changes, tuple(self.told)
         left = max(0, math.ceil(self.remaining - 1e-6))
         return SimulatedRun(self.usd, self.clock, self.downtime, changes, told, self.plan, self.submitted_usd, left)

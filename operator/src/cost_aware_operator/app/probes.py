@@ -41,7 +41,7 @@ class Health:
 
     @property
     def watch_lag_seconds(self) -> float:
-        """For how long the watches have failed to deliver something that a list shows."""
+        """Seconds that the watches have failed to deliver something that a list shows."""
         return self.monotonic() - self.missing_since if self.missing_since is not None else 0.0
 
     def why_not_alive(self) -> str:

@@ -18,7 +18,7 @@ Version = tuple[str, int, bool]
 
 
 def version_of(meta: Mapping[str, Any]) -> Version:
-    """What of a job's metadata makes a new reconcile worth while: its spec changed, or it is being deleted."""
+    """The part of a job's metadata whose change needs a reconcile: its generation, and whether it is being deleted."""
     return meta["uid"], meta.get("generation", 0), meta.get("deletionTimestamp") is not None
 
 

@@ -40,7 +40,7 @@ def total_usd(state: LedgerState) -> float:
 
 
 class Baseline(BaseModel):
-    """How the submitted plan did, and where the books stood, when the run was first changed. Seconds of a step count everything."""
+    """The submitted plan's figures and the state of the books at the first change."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -68,7 +68,7 @@ class Saved:
 
 
 def saved(baseline: Baseline, state: LedgerState, step: int) -> Saved | None:
-    """Against the submitted plan at the rate that was observed of it, at the prices that were paid since; None without a price."""
+    """Savings against the submitted plan at its measured rate and the prices paid since; None without a price."""
     paid, seconds = state.accrued_usd - baseline.accrued_usd, state.pod_seconds - baseline.pod_seconds
     if paid <= 0 or seconds <= 0:
         return None

@@ -151,7 +151,7 @@ class LedgerState(_State):
         return sum(self.usd.values())
 
     def without_end(self) -> set[str]:
-        """The uids of pods that still run, or of whose end nobody has told."""
+        """Uids of pods that still run, or whose end is not known."""
         return {account.uid for account in self.accounts if account.estimated or not account.closed}
 
     @property
@@ -266,7 +266,7 @@ def _opened(pod: PodFacts) -> PodAccount:
 
 
 def _crossing_zones(pods: Sequence[PodFacts]) -> set[str]:
-    """The uids of pods whose next one in the ring of all that are up lies in another zone."""
+    """Uids of pods whose neighbour in the ring of all pods that are up lies in another zone."""
     ring = sorted((p for p in pods if p.ended_at is None), key=lambda p: p.index)
     following = [*ring[1:], *ring[:1]]
     return {p.uid for p, n in zip(ring, following, strict=True) if p.zone and n.zone and p.zone != n.zone}
@@ -370,7 +370,7 @@ def _book_gone(
 
 
 def _settled(book: _Book, account: PodAccount, end: datetime) -> PodAccount:
-    """The account closed at an end that may lie before what was booked."""
+    """The account, closed at an end that may lie before what was booked."""
     seconds = (end - account.accounted_until).total_seconds()
     if seconds >= 0:
         _spend(book, dict(account.credit), seconds, Cause.RESTART, account.hourly_usd)

@@ -70,7 +70,7 @@ def _outliers(seen: Observation, stage_ranks: int, works: StageWorks) -> list[Sl
 
 
 def _among_stages(working_seconds: Mapping[int, float], works: StageWorks) -> list[SlowRank]:
-    """Ranks that are slow for what they compute by every estimate of it; how slow, by the mildest."""
+    """Ranks that are slow for their work by every estimate of it; the mildest estimate says how slow."""
     mildest: dict[int, SlowRank] | None = None
     for work in works:
         pace = {rank: worked / work[rank] for rank, worked in working_seconds.items()}
@@ -84,7 +84,7 @@ def _among_stages(working_seconds: Mapping[int, float], works: StageWorks) -> li
 
 
 def _of_stage(stage: Mapping[int, float], limit: float) -> Iterator[SlowRank]:
-    """Ranks that stand out from the others of their stage; each is left out itself, as among two the median is half its own."""
+    """Ranks that stand out from the others of their stage. A rank does not count among its own peers."""
     if len(stage) < 2:
         return
     order = sorted(stage.values())

@@ -32,7 +32,7 @@ class Limits:
 
 
 def why_refused(sample: RankSample, limits: Limits, before: RankSample | None = None) -> str:
-    """Why a sample cannot be true, with the figure; empty where it can. `before` is the last one of the rank that was believed."""
+    """Why a sample cannot be true, with the figure; empty if it can. `before` is the rank's last sample that was believed."""
     for check in (_identity(sample, limits), _numbers(sample), _sizes(sample, limits), _backwards(sample, before)):
         for reason in check:
             return reason

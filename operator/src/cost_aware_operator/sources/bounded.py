@@ -1,4 +1,4 @@
-"""Answers of others, read no further than they may be long: nobody's mistake shall fill the operator's memory."""
+"""Bounded reading of others' answers: nobody's mistake shall fill the operator's memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of pods' agents, and of a source of the ranks' metrics, whichever they are."""
+"""Protocols of the pods' agents and of a source of the ranks' metrics."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ class Answers:
 
 
 class Agents(Protocol):
-    """The pods' agents: what they tell, and what they are told. Bounded in time and size; who is silent is left out."""
+    """The pods' agents. Calls are bounded in time and size; agents that do not answer are left out."""
 
     async def statuses(self, pods: Iterable[PodView]) -> Mapping[str, AgentStatus]:
-        """Statuses of usable pods' agents by pod uid; who does not answer is left out."""
+        """Statuses of usable pods' agents by pod uid; agents that do not answer are left out."""
 
     async def ends(self, pods: Iterable[PodView]) -> Mapping[str, datetime]:
-        """When pods of a job ended, by uid, as one of a few that live can tell; the first that answers is believed."""
+        """Ends of a job's pods by uid, as a live agent can tell them; the first of a few that answers is believed."""
 
     async def order(self, pods: Iterable[PodView], order: RunOrder, token: str) -> None:
-        """Tells agents of an attempt. Who does not hear it is told again at the next reconcile."""
+        """Tells agents of an attempt. An agent that does not hear it is told again at the next reconcile."""
 
     async def release(self, pods: Iterable[PodView], release: Release, token: str) -> None:
         """Lets pods go."""

@@ -1,4 +1,4 @@
-"""The ranks' metrics from a Prometheus server that scrapes the pods, where the operator shall or may not do so itself."""
+"""The ranks' metrics from a Prometheus server that scrapes the pods in the operator's stead."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ class PrometheusSource:
         return found
 
     async def _headers(self) -> dict[str, str]:
-        """With the token as it is now.
+        """Headers with the token as it is now.
 
         Raises:
             PrometheusError: it cannot be read.

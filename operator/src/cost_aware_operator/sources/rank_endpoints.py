@@ -1,4 +1,4 @@
-"""Talking to pods: the agents' control endpoints and the ranks' metrics. Bounded in time, size and number."""
+"""HTTP to the pods: the agents' control endpoints and the ranks' metrics. Bounded in time, size and number."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RankEndpoints:
         self._timeout = aiohttp.ClientTimeout(total=timeout_seconds)
 
     async def statuses(self, pods: Iterable[PodView]) -> dict[str, AgentStatus]:
-        """Agents' statuses by pod uid; who does not answer is left out."""
+        """Agents' statuses by pod uid; agents that do not answer are left out."""
         usable = [p for p in pods if p.usable]
         answers = await asyncio.gather(*(self._status(p) for p in usable), return_exceptions=True)
         found: dict[str, AgentStatus] = {}
@@ -66,7 +66,7 @@ class RankEndpoints:
         return found
 
     async def ends(self, pods: Iterable[PodView]) -> dict[str, datetime]:
-        """When pods of a job ended, by uid, as one of a few that live can tell; the first that answers is believed."""
+        """Ends of a job's pods by uid, as a live agent can tell them; the first of a few that answers is believed."""
         for pod in islice(pods, ASKED):
             try:
                 told = PodEnds.from_json(await self._get(f"http://{_host(pod)}:{AGENT_PORT}/ends"))
@@ -92,7 +92,7 @@ class RankEndpoints:
         return Answers(found, unheard)
 
     async def order(self, pods: Iterable[PodView], order: RunOrder, token: str) -> None:
-        """Tells agents of an attempt. Who does not hear it is told again at the next reconcile."""
+        """Tells agents of an attempt. An agent that does not hear it is told again at the next reconcile."""
         await asyncio.gather(*(self._post(p, "order", order, token) for p in pods))
 
     async def release(self, pods: Iterable[PodView], release: Release, token: str) -> None:

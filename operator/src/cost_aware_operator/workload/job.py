@@ -42,7 +42,7 @@ NEVER_GIVE_UP = 1_000_000
 
 
 def template_hash(job: TrainingJob, plan: Plan) -> str:
-    """Changes when the pods must be made anew; an upgrade of the operator alone does not change it, nor does their number.
+    """Hash that changes when the pods must be made again. An upgrade of the operator alone does not change it, nor does their number.
 
     Of `checkpoint`, volume and folder cannot change, and the rest comes with the next order. Fields at their defaults do not
     count: a later version's new field must not make every running job's pods anew.

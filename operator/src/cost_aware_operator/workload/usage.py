@@ -50,7 +50,7 @@ def pod_use(document: Mapping[str, Any]) -> PodUse:
 
 
 def taken_by_others(uses: Iterable[PodUse], job: JobKey, priority: int) -> Amounts:
-    """What pods that are not the job's take, those aside that its pods, of this priority, would displace."""
+    """Amounts that other jobs' pods take, without those that pods of this priority would displace."""
     return _sum(*(use.amounts for use in uses if use.job != job and use.priority >= priority))
 
 

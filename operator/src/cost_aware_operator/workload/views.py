@@ -1,4 +1,4 @@
-"""What the operator reads of Kubernetes objects, as frozen values; the documents themselves go no further than here."""
+"""Kubernetes objects as frozen values, with what the operator reads of them; documents go no further than here."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class KeyedQueue(Generic[K]):
 
     @property
     def oldest_seconds(self) -> float:
-        """How long the key that waits longest has been waiting."""
+        """Seconds that the oldest key has waited."""
         since = self._waiting_since.values()
         return self._monotonic() - min(since) if since else 0.0
 

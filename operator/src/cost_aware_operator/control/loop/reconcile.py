@@ -195,10 +195,10 @@ class Reconciler:
         return None
 
     async def _save(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory, *, acts: bool) -> None:
-        """The record, before anything is done that depends on it. A conflict means another leader: stop here.
+        """Saves the record before anything is done that depends on it. A conflict means that another leader wrote it: stop here.
 
-        Before pods, Job or agents are touched (`acts`) it is written in any case, over the version that was read: that a record is
-        as it was does not say that nobody else leads by now.
+        It is written before every act on pods, Job or agents (`acts`), changed or not: only a write over the version that was read
+        shows that nobody else leads by now.
         """
         if decision.keep_off:
             return

@@ -93,7 +93,7 @@ def _recent(facts: Facts, record: RunRecord, situation: Situation) -> Verdict | 
 
 
 def situation_of(reading: Reading, record: RunRecord, plan: Plan) -> Situation | None:
-    """What the adjuster looks at; None for a program whose steps are not known."""
+    """The situation that the adjuster judges; None for a program whose steps are not known."""
     facts = reading.facts
     lead = max((s for s in reading.samples if s.total_steps > 0), key=lambda s: s.step, default=None)
     if facts.job.spec.trainer.config is None or lead is None:
@@ -123,7 +123,7 @@ def deadline_left(facts: Facts, record: RunRecord) -> float | None:
 
 
 def settings_of(facts: Facts) -> AdjustSettings:
-    """What the manifest says of adjusting."""
+    """The adjuster's settings in the manifest."""
     given = facts.job.spec.efficiency
     window, cooldown = float(given.window_seconds), float(given.cooldown_seconds)
     return AdjustSettings(given.policy, given.threshold, window, cooldown, given.minimum_savings_usd)

@@ -1,4 +1,4 @@
-"""When to start an attempt, when to wait, when the run is complete and when to give up. Pure.
+"""Attempts: when to start one, when to wait, when the run is complete, and when to give up. Pure.
 
 An attempt is one torchrun launch over all pods. It needs every pod up at once; a pod that was replaced, or ranks that ended
 before the last step, make the attempt over, and the next number is given out when all pods are up again.
@@ -168,7 +168,7 @@ def _absent(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
 
 
 def _startup_deadline(facts: Facts, record: RunRecord) -> datetime | None:
-    """Only the first start has one: a run that has trained waits for capacity as long as its owner lets it."""
+    """Deadline of the first start; None later: a run that has trained waits for capacity as long as its owner lets it."""
     if record.attempt > 0 or facts.child is None:
         return None
     begun = facts.child.started_at or facts.child.created_at
@@ -221,7 +221,7 @@ def _ended_badly(facts: Facts, record: RunRecord) -> bool:
 
 
 def why_ended(facts: Facts, record: RunRecord) -> str:
-    """What the agents say of the newest attempt's end, where it failed or cannot work."""
+    """The agents' words on the end of the newest attempt, if it failed or cannot work; else empty."""
     bad = (AgentPhase.FAILED, AgentPhase.INVALID)
     ended = [(p, a) for p, a in _current(facts) if a.phase in bad and a.attempt == record.attempt]
     return "; ".join(f"pod {p.name}: {_said(a)}" for p, a in ended)
@@ -236,7 +236,7 @@ def _after_pause(facts: Facts, record: RunRecord, members: dict[int, str], why: 
 
 
 def _said(agent: AgentStatus) -> str:
-    """An agent's own words in one line: of a traceback, the exception that ends it."""
+    """An agent's own words in one line; a traceback is cut to the exception that ends it."""
     text = (agent.result.message if agent.result is not None else "") or agent.message or agent.phase.value
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     exceptions = [line for line in lines if re.search(r"\b\w*(Error|Exception|Interrupt)\b.*:|killed|signal", line)]

@@ -1,4 +1,4 @@
-"""How often a run is saved: what a save blocks, how often something fails, and the interval between saves that loses least. Pure."""
+"""Interval between saves that loses least, from what a save blocks and how often something fails. Pure."""
 
 from __future__ import annotations
 

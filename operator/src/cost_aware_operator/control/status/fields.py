@@ -39,7 +39,7 @@ from cost_aware_trainer.contract import Phase
 
 
 def _rounded(value: float) -> float:
-    """To four significant digits."""
+    """The value with four significant digits."""
     return float(f"{value:.4g}")
 
 
@@ -197,7 +197,7 @@ def goodput_status(record: RunRecord) -> GoodputStatus | None:
 
 
 def progress_status(reading: Reading, decision: Decision) -> ProgressStatus | None:
-    """From the ranks while they answer, from the result when they are done, else what was known before."""
+    """Progress as the ranks tell it, else as the result tells it when they are done, else as it was known before."""
     facts, observation = reading.facts, reading.observation
     old, result = facts.job.status.progress, decision.result
     samples = [s for s in reading.samples_of(decision.record.attempt) if s.total_steps > 0]

@@ -1,4 +1,4 @@
-"""What an on-call person reads of a job: a line for each attempt, plan, change, refusal and end, and none for a reconcile. Pure."""
+"""Log lines for an on-call person: one for each attempt, plan, change, refusal and end, none for a mere reconcile. Pure."""
 
 from __future__ import annotations
 
