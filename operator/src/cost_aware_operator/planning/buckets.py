@@ -8,8 +8,10 @@ import math
 from cost_aware_operator.costs.advice.communication_schedule import CommunicationScheduler, LayerGradients
 from cost_aware_operator.costs.models.compute import Parameters
 from cost_aware_operator.costs.models.layout import Layout, StateSharding
+from cost_aware_operator.costs.models.machines import Machine
 from cost_aware_operator.costs.models.model_parallel import DecoderShape
-from cost_aware_operator.costs.models.predict import FORWARD, Machine, predict
+from cost_aware_operator.costs.models.predict import predict
+from cost_aware_operator.costs.models.step import FORWARD
 
 LEAST_MIB = 1.0
 """Below, what a collective costs by itself on any link is more than what a smaller bucket could hide."""

@@ -62,13 +62,13 @@ def abilities_of(spec: JobSpec) -> Abilities:
 def node_counts(given: PlanInput) -> list[int]:
     """Node counts whose ranks, with the micro-batch where it is given, divide the batch; smallest first."""
     spec = given.spec
-    ranks, micro = ranks_per_node_of(spec, given.default_resources), spec.batch.micro or 1
+    ranks, micro_batch = ranks_per_node_of(spec, given.default_resources), spec.batch.micro or 1
     degrees = spec.parallelism
     model = (degrees.tensor or 1) * (degrees.pipeline or 1) if degrees is not None else 1
     wanted = degrees.data if degrees is not None else None
     counts = range(spec.nodes.min, spec.nodes.max + 1)
     data = {n: n * ranks // model for n in counts if n * ranks % model == 0}
-    return [n for n, d in data.items() if spec.batch.global_ % (d * micro) == 0 and wanted in (None, d)]
+    return [n for n, d in data.items() if spec.batch.global_ % (d * micro_batch) == 0 and wanted in (None, d)]
 
 
 def _check_instance_types(given: PlanInput) -> Refusal | None:
@@ -120,18 +120,18 @@ def _check_batch(given: PlanInput) -> Refusal | None:
     tensor, pipeline = (degrees.tensor, degrees.pipeline) if degrees is not None else (None, None)
     fixed = not abilities_of(spec).splits_model or (tensor is not None and pipeline is not None)
     data = degrees.data if degrees is not None else None
-    micro = spec.batch.micro or 1
-    if node_counts(given) or (not fixed and data is None and spec.batch.global_ % micro == 0):
+    micro_batch = spec.batch.micro or 1
+    if node_counts(given) or (not fixed and data is None and spec.batch.global_ % micro_batch == 0):
         return None
     ranks = ranks_per_node_of(spec, given.default_resources)
     replicas = data or max(1, spec.nodes.min * ranks // ((tensor or 1) * (pipeline or 1)))
-    unit = replicas * micro
+    unit = replicas * micro_batch
     if spec.batch.global_ % unit == 0 and not fixed:
         return None
     nearest = max(unit, round(spec.batch.global_ / unit) * unit)
     return Refusal(
         "BatchNotDivisible",
         f"spec.batch.global: {spec.batch.global_} is not divisible by data x batch.micro for any node count from "
-        f"{spec.nodes.min} to {spec.nodes.max} ({ranks} ranks a node, micro-batch {micro}): "
+        f"{spec.nodes.min} to {spec.nodes.max} ({ranks} ranks a node, micro-batch {micro_batch}): "
         f"write {nearest}, or change spec.nodes or spec.batch.micro",
     )

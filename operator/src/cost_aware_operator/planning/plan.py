@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from cost_aware_operator.api.spec import CapacityType, CheckpointRedundancy, JobSpec
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.models.layout import Layout, Recompute, StateSharding, pipeline_schedule
+from cost_aware_operator.costs.models.machines import usable_gib
 from cost_aware_operator.costs.models.pipeline import PipelineSchedule
-from cost_aware_operator.costs.models.predict import usable_gib
 from cost_aware_operator.costs.search.combinations import Offer
 from cost_aware_operator.costs.search.three_d import Ranking, ThreeDParallelCostAnalyzer
 from cost_aware_operator.costs.tables.hardware import HardwareError, NumberFormat
@@ -36,7 +36,7 @@ from cost_aware_operator.planning.space import (
     space_of,
 )
 
-NODE_HOUR_USD = 1.0
+STAND_IN_NODE_HOURLY_USD = 1.0
 """A price for nodes of which none is known: then the fewest node-hours win, and no dollars are told."""
 ALTERNATIVES = 5
 
@@ -194,8 +194,8 @@ def planning_key(spec: JobSpec) -> str:
 
 def repriced(plan: Plan, given: PlanInput) -> Plan:
     """A plan in force at today's prices."""
-    hourly = _hourly_usd(given, plan.instance_types, plan.nodes, spot=plan.spot)
-    return plan if hourly == plan.hourly_usd else replace(plan, hourly_usd=hourly)
+    hourly_usd = _hourly_usd(given, plan.instance_types, plan.nodes, spot=plan.spot)
+    return plan if hourly_usd == plan.hourly_usd else replace(plan, hourly_usd=hourly_usd)
 
 
 def operator_space(given: PlanInput) -> Space | None:
@@ -234,7 +234,9 @@ def _unpriced_offers(spec: JobSpec, resources: Mapping[str, Mapping[str, str]]) 
         nodes = [(name, machine_of(spec, name, resources)) for name in names]
     except HardwareError:
         return None
-    return tuple(Offer(name or "any node", node, NODE_HOUR_USD, precision_of(spec, node)) for name, node in nodes)
+    return tuple(
+        Offer(name or "any node", node, STAND_IN_NODE_HOURLY_USD, precision_of(spec, node)) for name, node in nodes
+    )
 
 
 def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
@@ -242,7 +244,7 @@ def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
     layout, priced = best.layout, bool(space.prices)
     types = given.spec.nodes.instance_types
     name = best.offer.removesuffix(" spot")
-    memory = best.prediction.memory_gib
+    memory_gib = best.prediction.memory_gib
     plan = Plan(
         data=layout.data,
         nodes=best.nodes,
@@ -252,7 +254,7 @@ def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
         bucket_mib=bucket_mib(space.work.shape, ranking.offer(best.row).machine, layout, ranking.parameters),
         instance_types=(name,) if name in types else types,
         spot=best.offer != name,
-        memory_gib=round(memory, 3),
+        memory_gib=round(memory_gib, 3),
         hourly_usd=best.hourly_usd if priced else _hourly_usd(given, types, best.nodes, spot=False),
         explanation=_explanation(given, space, best),
         predicted=Predicted(
@@ -270,9 +272,9 @@ def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
     """A row of a ranking as a plan for the job that runs by `current`, on the same kind of nodes where that is what the row is of."""
     layout, columns, offer = ranking.layout(row), ranking.columns, ranking.offer(row)
     nodes = int(columns.nodes[row])
-    hourly = None if current.hourly_usd is None else current.hourly_usd / current.nodes * nodes
+    hourly_usd = None if current.hourly_usd is None else current.hourly_usd / current.nodes * nodes
     if is_other_kind(current, offer):
-        hourly = offer.hourly_usd * nodes
+        hourly_usd = offer.node_hourly_usd * nodes
         ranks = layout.ranks // nodes
         current = replace(current, instance_types=(type_of(offer),), spot=offer.spot, ranks_per_node=ranks)
     return replace(
@@ -280,7 +282,7 @@ def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
         nodes=nodes,
         bucket_mib=bucket_mib(ranking.work.shape, offer.machine, layout, ranking.parameters),
         memory_gib=round(float(columns.memory_gib[row]), 3),
-        hourly_usd=hourly,
+        hourly_usd=hourly_usd,
         predicted=Predicted(
             step_seconds=float(columns.step_seconds[row]),
             efficiency=float(columns.productive_seconds[row] / columns.step_seconds[row]),
@@ -342,7 +344,7 @@ def _fewest_nodes(given: PlanInput) -> Plan | Refusal:
     tensor, pipeline = (degrees.tensor or 1, degrees.pipeline or 1) if degrees is not None else (1, 1)
     data = nodes * ranks // (tensor * pipeline)
     share = spec.batch.global_ // data
-    micro = spec.batch.micro or max(d for d in range(1, min(share, 64) + 1) if share % d == 0)
+    micro_batch = spec.batch.micro or max(d for d in range(1, min(share, 64) + 1) if share % d == 0)
     spot = spec.nodes.capacity_type is CapacityType.SPOT
     unknown = "spec.model is not given" if spec.model is None else "spec.nodes.instanceTypes names no GPU type"
     return Plan(
@@ -351,7 +353,7 @@ def _fewest_nodes(given: PlanInput) -> Plan | Refusal:
         pipeline=pipeline,
         nodes=nodes,
         ranks_per_node=ranks,
-        micro_batch=micro,
+        micro_batch=micro_batch,
         memory_gib=None,
         hourly_usd=_hourly_usd(given, spec.nodes.instance_types, nodes, spot=spot),
         instance_types=spec.nodes.instance_types,
@@ -359,7 +361,7 @@ def _fewest_nodes(given: PlanInput) -> Plan | Refusal:
         explanation=(
             f"{nodes} {'node' if nodes == 1 else 'nodes'}, the fewest from {spec.nodes.min} to {spec.nodes.max} that divide the "
             f"batch: more would add communication, not save dollars; nothing is predicted, as {unknown}; each step is "
-            f"{data} replicas x {share // micro} micro-batches of {micro}."
+            f"{data} replicas x {share // micro_batch} micro-batches of {micro_batch}."
         ),
     )
 

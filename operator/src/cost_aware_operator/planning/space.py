@@ -16,10 +16,9 @@ from cost_aware_operator.api.spec import (
 )
 from cost_aware_operator.api.units import GIB, quantity
 from cost_aware_operator.costs.models.layout import Recompute, StateSharding
-from cost_aware_operator.costs.models.machines import cpu_machine, machine
+from cost_aware_operator.costs.models.machines import USABLE_MEMORY, Machine, cpu_machine, machine
 from cost_aware_operator.costs.models.model_parallel import DecoderShape
 from cost_aware_operator.costs.models.pipeline import PipelineSchedule
-from cost_aware_operator.costs.models.predict import USABLE_MEMORY, Machine
 from cost_aware_operator.costs.search.combinations import Bounds, Offer, Work
 from cost_aware_operator.costs.tables.fees import fee
 from cost_aware_operator.costs.tables.hardware import HardwareError, NumberFormat
@@ -249,8 +248,18 @@ def _offers(
             )
         for spot, price in found:
             label = f"{name}{' spot' if spot else ''}"
-            management, storage = fees_of(prices, name, notes)
-            offers.append(Offer(label, node, price.hourly_usd, precision_of(spec, node), spot, management, storage))
+            management_hourly_usd, storage_usd_per_gib_month = fees_of(prices, name, notes)
+            offers.append(
+                Offer(
+                    label,
+                    node,
+                    price.hourly_usd,
+                    precision_of(spec, node),
+                    spot,
+                    management_hourly_usd,
+                    storage_usd_per_gib_month,
+                )
+            )
             paid[label] = price
     if all(offer.machine.accelerator.name == "CPU" for offer in offers):
         notes.append("template.resources asks for no GPU, so ranks are taken to compute on CPU cores")
