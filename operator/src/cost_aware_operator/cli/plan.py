@@ -1,4 +1,4 @@
-"""`catj plan JOB.yaml`: what a job should run on, in which degrees, and what it will cost; with no GPU and no cluster."""
+"""`catj plan JOB.yaml`: nodes, degrees and cost of a job, with no GPU and no cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDE = 200
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What `plan` and `explain` share."""
+    """Adds the arguments that `plan` and `explain` share."""
     verb.add_argument("file", metavar="JOB.yaml", help="a CostAwareTrainingJob manifest; - reads standard input")
     verb.add_argument(
         "--prices",

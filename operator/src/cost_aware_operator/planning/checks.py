@@ -1,4 +1,4 @@
-"""What a manifest asks for that no plan can give it, found before one is searched for: the field, what is wrong, what to write."""
+"""Checks of a manifest for what no plan can give it, before one is searched for: the field, what is wrong, what to write."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cost_aware_operator.costs.tables.prices import PriceBook
 from cost_aware_operator.planning.space import Abilities, ranks_per_node_of, resources_of, unknown_instance_type
 
 OWN_PROGRAM = Abilities((StateSharding.DDP,), (Recompute.NONE,), (PipelineSchedule.ONE_F_ONE_B,), splits_model=False)
-"""What a user's own program is taken to run: data parallelism, unless its manifest says more."""
+"""Abilities assumed of a user's own program: data parallelism, unless its manifest says more."""
 TRAINER = Abilities(
     schedules=(PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.INTERLEAVED),
     filled_pipelines=True,
     whole_vocabulary_shards=True,
 )
-"""What the bundled trainer runs. Its zero-bubble schedules do without sharding and recompute, and are left to be asked for."""
+"""Abilities of the bundled trainer. Its zero-bubble schedules support no sharding or recompute, so they are not offered."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PlanInput:
 
 
 def refused(given: PlanInput) -> Refusal | None:
-    """The first check that has something to say; None where a plan may be searched for."""
+    """Refusal of the first check that fails; None if a plan may be searched for."""
     for check in (_check_instance_types, _check_resources, _check_degrees, _check_batch):
         refusal = check(given)
         if refusal is not None:
@@ -55,7 +55,7 @@ def refused(given: PlanInput) -> Refusal | None:
 
 
 def abilities_of(spec: JobSpec) -> Abilities:
-    """What the manifest's program can run."""
+    """Abilities of the manifest's program."""
     return TRAINER if spec.trainer.config is not None and spec.model is not None else OWN_PROGRAM
 
 

@@ -1,6 +1,6 @@
-"""The plan of a run: of all that fit, the degrees, nodes and micro-batch with the fewest predicted dollars, or the least time.
+"""The plan of a run: the degrees, nodes and micro-batch with the fewest predicted dollars, or the least time, of all that fit.
 
-With a model and hardware that are known, every combination is predicted (`costs.three_d`). Where they are not, as with a user's own
+With a model and hardware that are known, every combination is predicted (`costs.three_d`). If they are not, as with a user's own
 program on nodes of any kind, the plan is the fewest nodes that divide the batch: more nodes of one kind add communication.
 """
 
@@ -37,13 +37,13 @@ from cost_aware_operator.planning.space import (
 )
 
 STAND_IN_NODE_HOURLY_USD = 1.0
-"""A price for nodes of which none is known: then the fewest node-hours win, and no dollars are told."""
+"""Dollars an hour of a node whose price is not known: then the fewest node-hours win, and no dollars are told."""
 ALTERNATIVES = 5
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a plan is expected to take."""
+    """Expected step, hours and dollars of a plan."""
 
     step_seconds: float
     """Seconds of one step."""
@@ -180,7 +180,7 @@ def make_plan(given: PlanInput) -> Plan | Refusal:
 
 
 def planning_key(spec: JobSpec) -> str:
-    """Changes when a manifest asks for something else than the plan was made for."""
+    """Key that changes when a manifest asks for something else than the plan was made for."""
     asked = {"model", "trainer", "batch", "parallelism", "nodes", "objective", "deadline_seconds", "budget", "template"}
     parts = spec.model_dump(mode="json", include=asked, exclude_defaults=True)
     if spec.budget is not None:
@@ -193,13 +193,13 @@ def planning_key(spec: JobSpec) -> str:
 
 
 def repriced(plan: Plan, given: PlanInput) -> Plan:
-    """A plan in force at today's prices."""
+    """The plan in force with today's prices."""
     hourly_usd = _hourly_usd(given, plan.instance_types, plan.nodes, spot=plan.spot)
     return plan if hourly_usd == plan.hourly_usd else replace(plan, hourly_usd=hourly_usd)
 
 
 def operator_space(given: PlanInput) -> Space | None:
-    """What a search for a running job needs; None where the model or the hardware is not known.
+    """All that a search for a running job needs; None if the model or the hardware is not known.
 
     Prices may be missing, and the budget bounds what is spent and not what is planned: a prediction is no reason to refuse a run
     that stops by itself.
@@ -228,7 +228,7 @@ def operator_space(given: PlanInput) -> Space | None:
 
 
 def _unpriced_offers(spec: JobSpec, resources: Mapping[str, Mapping[str, str]]) -> tuple[Offer, ...] | None:
-    """Offers of the allowed types at a price that stands in, or of a node of any type for a CPU job; None if not known."""
+    """Offers of the allowed types at a stand-in price, or of a node of any type for a CPU job; None if hardware is not known."""
     names: tuple[str | None, ...] = spec.nodes.instance_types or (None,)
     try:
         nodes = [(name, machine_of(spec, name, resources)) for name in names]
@@ -269,7 +269,7 @@ def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
 
 
 def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
-    """A row of a ranking as a plan for the job that runs by `current`, on the same kind of nodes where that is what the row is of."""
+    """A row of a ranking as a plan for the job that runs by `current`. Nodes stay of the same kind if the row's are."""
     layout, columns, offer = ranking.layout(row), ranking.columns, ranking.offer(row)
     nodes = int(columns.nodes[row])
     hourly_usd = None if current.hourly_usd is None else current.hourly_usd / current.nodes * nodes
@@ -294,7 +294,7 @@ def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
 
 
 def is_other_kind(plan: Plan, offer: Offer) -> bool:
-    """Whether an offer is of nodes that the plan's pods may not run on."""
+    """Whether the plan's pods may not run on an offer's nodes."""
     return bool(plan.instance_types) and type_of(offer) not in plan.instance_types
 
 
@@ -304,7 +304,7 @@ def type_of(offer: Offer) -> str:
 
 
 def adjusting_space(given: PlanInput) -> Space | None:
-    """What a running job may become: within the manifest's nodes and allowed degrees; the degrees written down are where it starts."""
+    """Plans that a running job may change to: all within the manifest's nodes and allowed degrees. Written degrees only start it."""
     spec = given.spec
     if spec.parallelism is not None:
         start = spec.parallelism.model_copy(update={"data": None, "tensor": None, "pipeline": None})
@@ -336,7 +336,7 @@ def _explanation(given: PlanInput, space: Space, best: report.RankedPlan) -> str
 
 
 def _fewest_nodes(given: PlanInput) -> Plan | Refusal:
-    """Without a model or hardware to predict from: the fewest nodes, and the largest micro-batch up to 64 that divides."""
+    """Plan without a prediction: the fewest nodes, and the largest micro-batch up to 64 that divides."""
     spec = given.spec
     nodes = node_counts(given)[0]
     ranks = ranks_per_node_of(spec, given.default_resources)
@@ -367,7 +367,7 @@ def _fewest_nodes(given: PlanInput) -> Plan | Refusal:
 
 
 def _hourly_usd(given: PlanInput, instance_types: tuple[str, ...], nodes: int, *, spot: bool) -> float | None:
-    """Before pods exist, a price is known only where every allowed type's is; the dearest of them is the promise."""
+    """Dollars an hour of all nodes before pods exist: the highest price of the allowed types; None if one is not known."""
     prices = [given.prices.price(name, spot=spot) for name in instance_types]
     known = [p.hourly_usd for p in prices if p is not None]
     return max(known) * nodes if known and len(known) == len(prices) else None

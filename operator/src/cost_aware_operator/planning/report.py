@@ -138,7 +138,7 @@ def _full(ranking: Ranking, row: int, rank: int) -> RankedPlan:
 
 
 def why_not(best: RankedPlan, other: RankedPlan, objective: Objective) -> str:
-    """What the runner-up is worse at, and by how much, in what the objective counts."""
+    """Reason why a runner-up is worse, and by how much, in dollars or hours as the objective counts."""
     in_dollars = objective is Objective.COST
     ours, theirs = (best.usd, other.usd) if in_dollars else (best.hours, other.hours)
     unit = "${:,.2f}".format if in_dollars else "{:,.2f} h".format
@@ -189,7 +189,7 @@ def _said(lack: Shortfall) -> str:
 
 
 def nothing_fits(ranking: Ranking) -> tuple[str, str]:
-    """For a ranking without plans: a condition's reason, and what to write instead."""
+    """Reason of the condition and message for a ranking without plans; the message says what to write instead."""
     lacks = {s.need: s for s in ranking.shortfalls}
     for need, reason, field, form in (
         (Need.BUDGET, "BudgetTooSmall", "spec.budget.totalUSD", "{:.2f}"),
@@ -211,7 +211,7 @@ def nothing_fits(ranking: Ranking) -> tuple[str, str]:
 
 
 def no_memory(space: Space, ranking: Ranking) -> str:
-    """What to write where nothing fits in memory."""
+    """Message for plans of which none fits in memory: the need, the limit and what to write."""
     lack = next(s for s in ranking.shortfalls if s.need is Need.MEMORY)
     layout, shape = lack.nearest_layout, space.work.shape
     if layout is None:
@@ -234,7 +234,7 @@ def no_memory(space: Space, ranking: Ranking) -> str:
 
 
 def needs_more_than_one_node(space: Space, ranking: Ranking) -> str:
-    """The first question: would one node do?"""
+    """Answer to the first question: would one node do?"""
     if not len(ranking.columns):
         return ""
     best = _full(ranking, 0, 1)

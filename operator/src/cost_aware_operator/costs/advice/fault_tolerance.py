@@ -179,7 +179,7 @@ def _memory(run: Run, needed_gb: float) -> str:
 
 
 def _backed(run: Run, how: Mechanism) -> Mechanism:
-    """The mechanism with checkpoints on durable storage besides, for when all copies in memory are lost.
+    """The mechanism, backed by checkpoints on durable storage for when all copies in memory are lost.
 
     They are as frequent as pays for losses of all copies. Only storage lost between such a loss and the save before it
     begins the run again.

@@ -117,7 +117,7 @@ class Computer:
     precision: NumberFormat
     """Type in which matrix products are computed."""
     practice: Practice
-    """What the training framework does."""
+    """Habits of the training framework."""
     parameters: Parameters
     """The fitted parameters."""
 

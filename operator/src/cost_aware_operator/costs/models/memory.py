@@ -50,7 +50,7 @@ class StageMemory:
     activations: Numbers
     """GiB of activations kept for backward, and of the layer in work."""
     logits: Numbers
-    """GiB of the head's output and its gradient; 0 but on the last stage."""
+    """GiB of the head's output and its gradient; 0 on every stage before the last."""
     framework: float
     """GiB of the process: torch, the GPU's context, communicators."""
 

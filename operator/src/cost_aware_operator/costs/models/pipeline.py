@@ -133,7 +133,7 @@ class PipelineParallelCostAnalyzer:
     def step_of_runs(
         self, runs: StageRuns, micro_batches: Numbers, schedule: PipelineSchedule, interleave: Numbers = 1
     ) -> tuple[Numbers, Numbers]:
-        """Seconds of the step and of the bubble in it, as `step`, but for stages of three kinds and without a loop over them.
+        """Seconds of the step and of the bubble in it, as `step`, for stages of three kinds, without a loop over them.
 
         Inside a run of equal stages, and on either side of the stage behind which there are as many stages as micro-batches,
         the wait is convex in the stage's index, so the stage that is done last is at an end of such a stretch.

@@ -63,7 +63,7 @@ def step_seconds(
 
 
 class _StepTerms:
-    """Terms of one step, for one layout or for many. Every method returns seconds, but for shares and counts."""
+    """Terms of one step, for one layout or for many. Methods return seconds unless their name says otherwise."""
 
     def __init__(
         self, shape: DecoderShape, machine: Machine, layout: AnyLayout, practice: Practice, parameters: Parameters
@@ -124,7 +124,7 @@ class _StepTerms:
         )
 
     def _weight_share(self, last_seconds: Numbers) -> Numbers:
-        """Share of the last stage's pass, which has the head besides its layers, that only makes weight gradients."""
+        """Share of the last stage's pass, head included, that only makes weight gradients."""
         return (self.stages.last * self.layer.weight_gradients + self.head_seconds / 3) / last_seconds
 
     def _tensor_layer_seconds(self) -> Numbers:

@@ -21,7 +21,7 @@ class Fee:
     usd: float
     """Dollars for one `unit`."""
     unit: str
-    """What the price is for: GB (1e9 bytes moved), GiB-month (one GiB kept for a month) or hour."""
+    """Unit of the price: GB (1e9 bytes moved), GiB-month (one GiB kept for a month) or hour."""
     as_of: str
     """Date of the figure."""
     source: str
