@@ -182,7 +182,7 @@ class OtherPlan:
 def _candidate(given: MeasuredSituation) -> Verdict:
     """The best plan that pays for the change, or why there is none."""
     known = in_force(given, given.window.measured)
-    present = None if known is None else replace(known.offer, hourly_usd=given.node_hourly_usd)
+    present = None if known is None else replace(known.offer, node_hourly_usd=given.node_hourly_usd)
     ranking = None if known is None or present is None else ranked(given, present, *other_offers(given, known))
     if ranking is None:
         return hold("NoCandidate", "no other degrees fill whole nodes within the manifest's bounds")
@@ -204,7 +204,7 @@ def _looked_at(given: MeasuredSituation, ranking: Ranking, row: int) -> OtherPla
     seconds = float(ranking.columns.step_seconds[row]) + given.overhead_seconds
     if wants_time(given) and seconds > given.window.wall_step_seconds:
         return None
-    hourly_usd = target.nodes * offer.hourly_usd
+    hourly_usd = target.nodes * offer.node_hourly_usd
     step_usd = seconds * hourly_usd / 3600
     paid_usd = downtime_seconds(given.changes, kind_of(given.plan, target)) * max(hourly_usd, given.hourly_usd) / 3600
     saved_usd = given.remaining_steps * (given.step_usd - step_usd) - paid_usd

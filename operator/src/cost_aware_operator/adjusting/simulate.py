@@ -156,7 +156,7 @@ class _Run:
     @property
     def node_usd(self) -> float:
         """Dollars a second of a node."""
-        return self.listed.hourly_usd / 3600
+        return self.listed.node_hourly_usd / 3600
 
     def _measure(self, world: World, chance: random.Random) -> tuple[Window, float]:
         seconds = self.settings.window_seconds

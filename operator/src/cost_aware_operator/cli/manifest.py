@@ -59,7 +59,7 @@ def _line(error: Any, spec: dict[str, Any]) -> str:
 
 
 def _known(path: tuple[Any, ...]) -> list[str]:
-    """Names that an object at a path may have."""
+    """Names of the fields that an object at a path may have."""
     model: Any = JobSpec
     for part in path:
         if isinstance(part, int) or not (isinstance(model, type) and issubclass(model, ApiModel)):

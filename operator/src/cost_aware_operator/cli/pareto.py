@@ -11,7 +11,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 
 MOST_POINTS = 20_000
-"""More would not be seen: they lie on one another."""
+"""Most points that are drawn; more would cover one another."""
 MOST_LABELS = 8
 
 

@@ -1,4 +1,4 @@
-"""`catj plan JOB.yaml`: what a job should run on, in which degrees, and what it will cost; with no GPU and no cluster."""
+"""`catj plan JOB.yaml`: nodes, degrees and cost of a job, with no GPU and no cluster."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDE = 200
 
 
 def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """What `plan` and `explain` share."""
+    """Adds the arguments that `plan` and `explain` share."""
     verb.add_argument("file", metavar="JOB.yaml", help="a CostAwareTrainingJob manifest; - reads standard input")
     verb.add_argument(
         "--prices",
@@ -149,8 +149,8 @@ def _entry(one: report.RankedPlan) -> dict[str, Any]:
         "hours": one.hours,
         "usd": one.usd,
         "efficiency": one.efficiency,
-        "bubble": one.bubble,
-        "communication": one.communication,
+        "bubble": one.bubble_share,
+        "communication": one.communication_share,
         "goodput": one.goodput,
         "tflops_per_gpu": one.prediction.tflops_per_gpu,
         "breakdown": asdict(one.prediction.breakdown),
@@ -190,8 +190,8 @@ def _print_table(space: Space, ranking: Ranking, plans: list[report.RankedPlan],
             f"{one.hours:,.2f}",
             f"{one.usd:,.2f}",
             f"{one.efficiency:.0%}",
-            f"{one.bubble:.0%}",
-            f"{one.communication:.0%}",
+            f"{one.bubble_share:.0%}",
+            f"{one.communication_share:.0%}",
             one.why_not or "the best",
         )
     console.print(table)

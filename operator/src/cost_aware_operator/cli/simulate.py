@@ -1,4 +1,4 @@
-"""`catj simulate JOB.yaml`: what the adjuster would do, on machines that are not what the tables say; before it is let loose."""
+"""`catj simulate JOB.yaml`: what the adjuster would do with a job on machines that differ from the tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RANGES = (
 
 
 def add_simulation(verb: argparse.ArgumentParser) -> None:
-    """What is true in the simulated world."""
+    """Adds the arguments that describe the simulated world."""
     add_arguments(verb)
     verb.add_argument(
         "--compute", type=float, default=1.0, metavar="X", help="arithmetic at so many times the listed rate"
@@ -111,7 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def settings_of(spec: JobSpec) -> AdjustSettings:
-    """The manifest's `efficiency`."""
+    """Settings of the adjuster from the manifest's `efficiency`."""
     given = spec.efficiency
     window, cooldown = float(given.window_seconds), float(given.cooldown_seconds)
     return AdjustSettings(given.policy, given.threshold, window, cooldown, given.minimum_savings_usd)

@@ -101,7 +101,7 @@ def live(key: JobKey, status: JobStatus) -> RenderableType:
 
 
 def summary(key: JobKey, status: JobStatus) -> str:
-    """What a finished job did and cost, and where to look next."""
+    """Summary of a finished job: what it did and cost, and where to look next."""
     lines = [f"{key}: {status.state.value}. {status.message}"]
     progress, cost = status.progress, status.cost
     if progress is not None:

@@ -1,1 +1,1 @@
-"""What things cost: prices, memory. Pure functions and dated data."""
+"""Costs of a run: seconds, memory, dollars. Pure functions and dated data."""

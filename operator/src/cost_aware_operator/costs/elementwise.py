@@ -1,4 +1,4 @@
-"""The few functions that differ between a number and an array of numbers, so that one formula serves one layout and thousands."""
+"""Functions that differ between a number and an array, so that one formula serves one layout and thousands."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 import numpy as np
 
 Numbers: TypeAlias = Any
-"""One value, or an array with a value for each of many layouts; arrays in one formula have the same length. What is a number
-in is a number out, which a union could not say."""
+"""One value, or an array with a value for each of many layouts; arrays in one formula have the same length. A number in
+gives a number out, which a union type could not say."""
 Truths: TypeAlias = Any
-"""A truth, or an array of them."""
+"""One truth value, or an array of them."""
 
 
 def where(condition: Truths, yes: Numbers, no: Numbers) -> Numbers:
-    """`yes` where the condition holds, else `no`; both are computed, so both must be defined."""
+    """`yes` if the condition holds, else `no`, for each element. Both are computed, so both must be defined."""
     if isinstance(condition, np.ndarray):
         return np.where(condition, yes, no)
     return yes if condition else no

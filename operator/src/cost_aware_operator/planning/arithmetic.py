@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from cost_aware_operator.costs.models.compute import Computer, model_flops
 from cost_aware_operator.costs.models.layout import Practice, Recompute, StateSharding
+from cost_aware_operator.costs.models.machines import usable_gib
 from cost_aware_operator.costs.models.model_parallel import ModelParallelCostAnalyzer
-from cost_aware_operator.costs.models.predict import FORWARD, usable_gib
+from cost_aware_operator.costs.models.step import FORWARD
 from cost_aware_operator.costs.search.combinations import Offer
 from cost_aware_operator.costs.search.three_d import RECOVERY_SECONDS, Ranking, checkpointing
 from cost_aware_operator.costs.tables.hardware import NumberFormat
@@ -141,7 +142,10 @@ class _Teller:
         yield Line("backward", _time(self.seconds.backward), "2 x products, 2.5 x attention, 2 x memory-bound kernels")
         if layout.recompute is not Recompute.NONE:
             yield Line(
-                "computed again", _time(self.seconds.again), f"{layout.recompute} recompute", "Korthikanti et al. 2022"
+                "computed again",
+                _time(self.seconds.recompute),
+                f"{layout.recompute} recompute",
+                "Korthikanti et al. 2022",
             )
 
     def step(self) -> Iterator[Line]:
@@ -226,19 +230,19 @@ class _Teller:
 
     def dollars(self) -> Iterator[Line]:
         plan, cost, work = self.plan, self.plan.cost, self.work
-        stall, interval = checkpointing(work, self.offer, plan.nodes)
-        mtbf = 1 / (plan.nodes * self.offer.failures_per_hour)
+        stall_seconds, interval_seconds = checkpointing(work, self.offer, plan.nodes)
+        mtbf_hours = 1 / (plan.nodes * self.offer.failures_per_hour)
         yield Line("steps", f"{work.steps:,}", "of the manifest")
         yield Line(
             "a failure every",
-            f"{mtbf:,.1f} h",
+            f"{mtbf_hours:,.1f} h",
             f"{plan.nodes} nodes x {self.offer.failures_per_hour:.3g} an hour",
             "Llama 3 paper; spot traces of SkyPilot",
         )
         yield Line(
             "a checkpoint every",
-            f"{interval:,.0f} s",
-            f"blocking {stall:.2f} s: {work.state_gib / plan.nodes:,.2f} GiB a node to host memory",
+            f"{interval_seconds:,.0f} s",
+            f"blocking {stall_seconds:.2f} s: {work.state_gib / plan.nodes:,.2f} GiB a node to host memory",
             "Young 1974, Daly 2006",
         )
         yield Line(
@@ -250,7 +254,10 @@ class _Teller:
             f"{work.steps:,} x {plan.prediction.step_seconds:.4g} s / {plan.goodput:.4f} / 3600",
         )
         yield Line(
-            "nodes an hour", f"${plan.hourly_usd:,.4f}", f"{plan.nodes} x ${self.offer.hourly_usd:,.4f}", "price book"
+            "nodes an hour",
+            f"${plan.hourly_usd:,.4f}",
+            f"{plan.nodes} x ${self.offer.node_hourly_usd:,.4f}",
+            "price book",
         )
         for name, how in (
             ("compute", "arithmetic, optimizer, bubble"),

@@ -1,4 +1,4 @@
-"""How large the buckets should be in which replicas sum gradients: so that the least of it outlasts the backward pass."""
+"""Size of the buckets in which replicas sum gradients, such that the least of the sum outlasts the backward pass."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ import math
 from cost_aware_operator.costs.advice.communication_schedule import CommunicationScheduler, LayerGradients
 from cost_aware_operator.costs.models.compute import Parameters
 from cost_aware_operator.costs.models.layout import Layout, StateSharding
+from cost_aware_operator.costs.models.machines import Machine
 from cost_aware_operator.costs.models.model_parallel import DecoderShape
-from cost_aware_operator.costs.models.predict import FORWARD, Machine, predict
+from cost_aware_operator.costs.models.predict import predict
+from cost_aware_operator.costs.models.step import FORWARD
 
 LEAST_MIB = 1.0
-"""Below, what a collective costs by itself on any link is more than what a smaller bucket could hide."""
+"""Smallest bucket: below it, a collective's own cost on any link is more than a smaller bucket could hide."""
 GRADIENT_BYTES = 4
 MATRICES = 7
-"""Of a layer. A bucket is closed between two of them, so that much is sent as one."""
+"""Matrices of one layer. Buckets close only between matrices, so each is sent whole."""
 MOST_PIECES = 32
-"""Where a stage has more matrices they are taken together: finer choices are lost in the prediction's error."""
+"""Most pieces that a stage's matrices are taken as: finer choices are lost in the prediction's error."""
 TOLERANCE = 1.05
-"""Of sizes that leave as little exposed but for so much, the largest: launching a collective costs time that no model counts."""
+"""Exposed time over the least at which a larger bucket is still taken: launching a collective costs time that no model counts."""
 MOST_MIB = 256.0
-"""A collective of so many bytes has the link's full rate; a larger one gains nothing."""
+"""Largest bucket: a collective of so many bytes has the link's full rate, and a larger one gains nothing."""
 MOST_SHARE = 1 / 8
-"""Of all gradients, in one bucket: what is nearly the whole hides well only while nothing is cut a little otherwise."""
+"""Most of all gradients that one bucket may hold. A larger one hides well only as long as predictions are exact."""
 
 
 def bucket_mib(shape: DecoderShape, machine: Machine, layout: Layout, parameters: Parameters) -> float | None:
-    """The bucket size for a layout in MiB, a power of two; None where there are no such buckets.
+    """MiB of one bucket for a layout, a power of two; None if there are no such buckets.
 
     One replica sums nothing, and `fully_shard` sends a layer at a time. The backward pass is that of the last micro-batch, as
     gradients travel once they are complete; the head's come first, the embedding's last. Of a pipeline, the first stage counts.

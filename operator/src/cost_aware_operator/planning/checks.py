@@ -1,4 +1,4 @@
-"""What a manifest asks for that no plan can give it, found before one is searched for: the field, what is wrong, what to write."""
+"""Checks of a manifest for what no plan can give it, before one is searched for: the field, what is wrong, what to write."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cost_aware_operator.costs.tables.prices import PriceBook
 from cost_aware_operator.planning.space import Abilities, ranks_per_node_of, resources_of, unknown_instance_type
 
 OWN_PROGRAM = Abilities((StateSharding.DDP,), (Recompute.NONE,), (PipelineSchedule.ONE_F_ONE_B,), splits_model=False)
-"""What a user's own program is taken to run: data parallelism, unless its manifest says more."""
+"""Abilities assumed of a user's own program: data parallelism, unless its manifest says more."""
 TRAINER = Abilities(
     schedules=(PipelineSchedule.ONE_F_ONE_B, PipelineSchedule.INTERLEAVED),
     filled_pipelines=True,
     whole_vocabulary_shards=True,
 )
-"""What the bundled trainer runs. Its zero-bubble schedules do without sharding and recompute, and are left to be asked for."""
+"""Abilities of the bundled trainer. Its zero-bubble schedules support no sharding or recompute, so they are not offered."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class PlanInput:
 
 
 def refused(given: PlanInput) -> Refusal | None:
-    """The first check that has something to say; None where a plan may be searched for."""
+    """Refusal of the first check that fails; None if a plan may be searched for."""
     for check in (_check_instance_types, _check_resources, _check_degrees, _check_batch):
         refusal = check(given)
         if refusal is not None:
@@ -55,20 +55,20 @@ def refused(given: PlanInput) -> Refusal | None:
 
 
 def abilities_of(spec: JobSpec) -> Abilities:
-    """What the manifest's program can run."""
+    """Abilities of the manifest's program."""
     return TRAINER if spec.trainer.config is not None and spec.model is not None else OWN_PROGRAM
 
 
 def node_counts(given: PlanInput) -> list[int]:
     """Node counts whose ranks, with the micro-batch where it is given, divide the batch; smallest first."""
     spec = given.spec
-    ranks, micro = ranks_per_node_of(spec, given.default_resources), spec.batch.micro or 1
+    ranks, micro_batch = ranks_per_node_of(spec, given.default_resources), spec.batch.micro or 1
     degrees = spec.parallelism
     model = (degrees.tensor or 1) * (degrees.pipeline or 1) if degrees is not None else 1
     wanted = degrees.data if degrees is not None else None
     counts = range(spec.nodes.min, spec.nodes.max + 1)
     data = {n: n * ranks // model for n in counts if n * ranks % model == 0}
-    return [n for n, d in data.items() if spec.batch.global_ % (d * micro) == 0 and wanted in (None, d)]
+    return [n for n, d in data.items() if spec.batch.global_ % (d * micro_batch) == 0 and wanted in (None, d)]
 
 
 def _check_instance_types(given: PlanInput) -> Refusal | None:
@@ -120,18 +120,18 @@ def _check_batch(given: PlanInput) -> Refusal | None:
     tensor, pipeline = (degrees.tensor, degrees.pipeline) if degrees is not None else (None, None)
     fixed = not abilities_of(spec).splits_model or (tensor is not None and pipeline is not None)
     data = degrees.data if degrees is not None else None
-    micro = spec.batch.micro or 1
-    if node_counts(given) or (not fixed and data is None and spec.batch.global_ % micro == 0):
+    micro_batch = spec.batch.micro or 1
+    if node_counts(given) or (not fixed and data is None and spec.batch.global_ % micro_batch == 0):
         return None
     ranks = ranks_per_node_of(spec, given.default_resources)
     replicas = data or max(1, spec.nodes.min * ranks // ((tensor or 1) * (pipeline or 1)))
-    unit = replicas * micro
+    unit = replicas * micro_batch
     if spec.batch.global_ % unit == 0 and not fixed:
         return None
     nearest = max(unit, round(spec.batch.global_ / unit) * unit)
     return Refusal(
         "BatchNotDivisible",
         f"spec.batch.global: {spec.batch.global_} is not divisible by data x batch.micro for any node count from "
-        f"{spec.nodes.min} to {spec.nodes.max} ({ranks} ranks a node, micro-batch {micro}): "
+        f"{spec.nodes.min} to {spec.nodes.max} ({ranks} ranks a node, micro-batch {micro_batch}): "
         f"write {nearest}, or change spec.nodes or spec.batch.micro",
     )

@@ -1,6 +1,6 @@
-"""The plan of a run: of all that fit, the degrees, nodes and micro-batch with the fewest predicted dollars, or the least time.
+"""The plan of a run: the degrees, nodes and micro-batch with the fewest predicted dollars, or the least time, of all that fit.
 
-With a model and hardware that are known, every combination is predicted (`costs.three_d`). Where they are not, as with a user's own
+With a model and hardware that are known, every combination is predicted (`costs.three_d`). If they are not, as with a user's own
 program on nodes of any kind, the plan is the fewest nodes that divide the batch: more nodes of one kind add communication.
 """
 
@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from cost_aware_operator.api.spec import CapacityType, CheckpointRedundancy, JobSpec
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.models.layout import Layout, Recompute, StateSharding, pipeline_schedule
+from cost_aware_operator.costs.models.machines import usable_gib
 from cost_aware_operator.costs.models.pipeline import PipelineSchedule
-from cost_aware_operator.costs.models.predict import usable_gib
 from cost_aware_operator.costs.search.combinations import Offer
 from cost_aware_operator.costs.search.three_d import Ranking, ThreeDParallelCostAnalyzer
 from cost_aware_operator.costs.tables.hardware import HardwareError, NumberFormat
@@ -36,14 +36,14 @@ from cost_aware_operator.planning.space import (
     space_of,
 )
 
-NODE_HOUR_USD = 1.0
-"""A price for nodes of which none is known: then the fewest node-hours win, and no dollars are told."""
+STAND_IN_NODE_HOURLY_USD = 1.0
+"""Dollars an hour of a node whose price is not known: then the fewest node-hours win, and no dollars are told."""
 ALTERNATIVES = 5
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a plan is expected to take."""
+    """Expected step, hours and dollars of a plan."""
 
     step_seconds: float
     """Seconds of one step."""
@@ -180,7 +180,7 @@ def make_plan(given: PlanInput) -> Plan | Refusal:
 
 
 def planning_key(spec: JobSpec) -> str:
-    """Changes when a manifest asks for something else than the plan was made for."""
+    """Key that changes when a manifest asks for something else than the plan was made for."""
     asked = {"model", "trainer", "batch", "parallelism", "nodes", "objective", "deadline_seconds", "budget", "template"}
     parts = spec.model_dump(mode="json", include=asked, exclude_defaults=True)
     if spec.budget is not None:
@@ -193,13 +193,13 @@ def planning_key(spec: JobSpec) -> str:
 
 
 def repriced(plan: Plan, given: PlanInput) -> Plan:
-    """A plan in force at today's prices."""
-    hourly = _hourly_usd(given, plan.instance_types, plan.nodes, spot=plan.spot)
-    return plan if hourly == plan.hourly_usd else replace(plan, hourly_usd=hourly)
+    """The plan in force with today's prices."""
+    hourly_usd = _hourly_usd(given, plan.instance_types, plan.nodes, spot=plan.spot)
+    return plan if hourly_usd == plan.hourly_usd else replace(plan, hourly_usd=hourly_usd)
 
 
 def operator_space(given: PlanInput) -> Space | None:
-    """What a search for a running job needs; None where the model or the hardware is not known.
+    """All that a search for a running job needs; None if the model or the hardware is not known.
 
     Prices may be missing, and the budget bounds what is spent and not what is planned: a prediction is no reason to refuse a run
     that stops by itself.
@@ -228,13 +228,15 @@ def operator_space(given: PlanInput) -> Space | None:
 
 
 def _unpriced_offers(spec: JobSpec, resources: Mapping[str, Mapping[str, str]]) -> tuple[Offer, ...] | None:
-    """Offers of the allowed types at a price that stands in, or of a node of any type for a CPU job; None if not known."""
+    """Offers of the allowed types at a stand-in price, or of a node of any type for a CPU job; None if hardware is not known."""
     names: tuple[str | None, ...] = spec.nodes.instance_types or (None,)
     try:
         nodes = [(name, machine_of(spec, name, resources)) for name in names]
     except HardwareError:
         return None
-    return tuple(Offer(name or "any node", node, NODE_HOUR_USD, precision_of(spec, node)) for name, node in nodes)
+    return tuple(
+        Offer(name or "any node", node, STAND_IN_NODE_HOURLY_USD, precision_of(spec, node)) for name, node in nodes
+    )
 
 
 def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
@@ -242,7 +244,7 @@ def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
     layout, priced = best.layout, bool(space.prices)
     types = given.spec.nodes.instance_types
     name = best.offer.removesuffix(" spot")
-    memory = best.prediction.memory_gib
+    memory_gib = best.prediction.memory_gib
     plan = Plan(
         data=layout.data,
         nodes=best.nodes,
@@ -252,7 +254,7 @@ def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
         bucket_mib=bucket_mib(space.work.shape, ranking.offer(best.row).machine, layout, ranking.parameters),
         instance_types=(name,) if name in types else types,
         spot=best.offer != name,
-        memory_gib=round(memory, 3),
+        memory_gib=round(memory_gib, 3),
         hourly_usd=best.hourly_usd if priced else _hourly_usd(given, types, best.nodes, spot=False),
         explanation=_explanation(given, space, best),
         predicted=Predicted(
@@ -267,12 +269,12 @@ def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
 
 
 def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
-    """A row of a ranking as a plan for the job that runs by `current`, on the same kind of nodes where that is what the row is of."""
+    """A row of a ranking as a plan for the job that runs by `current`. Nodes stay of the same kind if the row's are."""
     layout, columns, offer = ranking.layout(row), ranking.columns, ranking.offer(row)
     nodes = int(columns.nodes[row])
-    hourly = None if current.hourly_usd is None else current.hourly_usd / current.nodes * nodes
+    hourly_usd = None if current.hourly_usd is None else current.hourly_usd / current.nodes * nodes
     if is_other_kind(current, offer):
-        hourly = offer.hourly_usd * nodes
+        hourly_usd = offer.node_hourly_usd * nodes
         ranks = layout.ranks // nodes
         current = replace(current, instance_types=(type_of(offer),), spot=offer.spot, ranks_per_node=ranks)
     return replace(
@@ -280,7 +282,7 @@ def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
         nodes=nodes,
         bucket_mib=bucket_mib(ranking.work.shape, offer.machine, layout, ranking.parameters),
         memory_gib=round(float(columns.memory_gib[row]), 3),
-        hourly_usd=hourly,
+        hourly_usd=hourly_usd,
         predicted=Predicted(
             step_seconds=float(columns.step_seconds[row]),
             efficiency=float(columns.productive_seconds[row] / columns.step_seconds[row]),
@@ -292,7 +294,7 @@ def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
 
 
 def is_other_kind(plan: Plan, offer: Offer) -> bool:
-    """Whether an offer is of nodes that the plan's pods may not run on."""
+    """Whether the plan's pods may not run on an offer's nodes."""
     return bool(plan.instance_types) and type_of(offer) not in plan.instance_types
 
 
@@ -302,7 +304,7 @@ def type_of(offer: Offer) -> str:
 
 
 def adjusting_space(given: PlanInput) -> Space | None:
-    """What a running job may become: within the manifest's nodes and allowed degrees; the degrees written down are where it starts."""
+    """Plans that a running job may change to: all within the manifest's nodes and allowed degrees. Written degrees only start it."""
     spec = given.spec
     if spec.parallelism is not None:
         start = spec.parallelism.model_copy(update={"data": None, "tensor": None, "pipeline": None})
@@ -334,7 +336,7 @@ def _explanation(given: PlanInput, space: Space, best: report.RankedPlan) -> str
 
 
 def _fewest_nodes(given: PlanInput) -> Plan | Refusal:
-    """Without a model or hardware to predict from: the fewest nodes, and the largest micro-batch up to 64 that divides."""
+    """Plan without a prediction: the fewest nodes, and the largest micro-batch up to 64 that divides."""
     spec = given.spec
     nodes = node_counts(given)[0]
     ranks = ranks_per_node_of(spec, given.default_resources)
@@ -342,7 +344,7 @@ def _fewest_nodes(given: PlanInput) -> Plan | Refusal:
     tensor, pipeline = (degrees.tensor or 1, degrees.pipeline or 1) if degrees is not None else (1, 1)
     data = nodes * ranks // (tensor * pipeline)
     share = spec.batch.global_ // data
-    micro = spec.batch.micro or max(d for d in range(1, min(share, 64) + 1) if share % d == 0)
+    micro_batch = spec.batch.micro or max(d for d in range(1, min(share, 64) + 1) if share % d == 0)
     spot = spec.nodes.capacity_type is CapacityType.SPOT
     unknown = "spec.model is not given" if spec.model is None else "spec.nodes.instanceTypes names no GPU type"
     return Plan(
@@ -351,7 +353,7 @@ def _fewest_nodes(given: PlanInput) -> Plan | Refusal:
         pipeline=pipeline,
         nodes=nodes,
         ranks_per_node=ranks,
-        micro_batch=micro,
+        micro_batch=micro_batch,
         memory_gib=None,
         hourly_usd=_hourly_usd(given, spec.nodes.instance_types, nodes, spot=spot),
         instance_types=spec.nodes.instance_types,
@@ -359,13 +361,13 @@ def _fewest_nodes(given: PlanInput) -> Plan | Refusal:
         explanation=(
             f"{nodes} {'node' if nodes == 1 else 'nodes'}, the fewest from {spec.nodes.min} to {spec.nodes.max} that divide the "
             f"batch: more would add communication, not save dollars; nothing is predicted, as {unknown}; each step is "
-            f"{data} replicas x {share // micro} micro-batches of {micro}."
+            f"{data} replicas x {share // micro_batch} micro-batches of {micro_batch}."
         ),
     )
 
 
 def _hourly_usd(given: PlanInput, instance_types: tuple[str, ...], nodes: int, *, spot: bool) -> float | None:
-    """Before pods exist, a price is known only where every allowed type's is; the dearest of them is the promise."""
+    """Dollars an hour of all nodes before pods exist: the highest price of the allowed types; None if one is not known."""
     prices = [given.prices.price(name, spot=spot) for name in instance_types]
     known = [p.hourly_usd for p in prices if p is not None]
     return max(known) * nodes if known and len(known) == len(prices) else None

@@ -20,7 +20,7 @@ PRESETS = {
 
 
 def shape_of(model: ModelSpec) -> DecoderShape:
-    """The shape that a manifest's model names or spells out; the schema guarantees one of both."""
+    """The shape that a manifest's model names or spells out; the schema guarantees one of the two."""
     if model.preset is not None:
         return PRESETS[model.preset]
     return DecoderShape(

@@ -8,9 +8,11 @@ from cost_aware_operator.api.spec import Objective
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.models.communication import Fabric
 from cost_aware_operator.costs.models.layout import Layout, Practice, pipeline_schedule
-from cost_aware_operator.costs.models.model_parallel import MemoryGib, ModelParallelCostAnalyzer
+from cost_aware_operator.costs.models.machines import usable_gib
+from cost_aware_operator.costs.models.memory import MemoryGib
+from cost_aware_operator.costs.models.model_parallel import ModelParallelCostAnalyzer
 from cost_aware_operator.costs.models.pipeline import PipelineSchedule
-from cost_aware_operator.costs.models.predict import Prediction, predict, usable_gib
+from cost_aware_operator.costs.models.predict import Prediction, predict
 from cost_aware_operator.costs.search.structure import CostStructure, Terms, structure
 from cost_aware_operator.costs.search.three_d import Need, Ranking, Shortfall, ThreeDParallelCostAnalyzer, checkpointing
 from cost_aware_operator.planning.space import Space
@@ -57,9 +59,9 @@ class RankedPlan:
     """Productive share of time under failures and checkpoints, 0 to 1."""
     efficiency: float
     """Share of a step that computes or updates weights, 0 to 1."""
-    bubble: float
+    bubble_share: float
     """Share of a step that the pipeline's bubble takes, 0 to 1."""
-    communication: float
+    communication_share: float
     """Share of a step of communication that computation does not hide, 0 to 1."""
     cost: CostStructure
     """Dollars by block."""
@@ -102,19 +104,19 @@ def ranked(ranking: Ranking, most: int) -> list[RankedPlan]:
 def _full(ranking: Ranking, row: int, rank: int) -> RankedPlan:
     columns, offer, layout, work = ranking.columns, ranking.offer(row), ranking.layout(row), ranking.work
     prediction = predict(work.shape, offer.machine, layout, ranking.parameters)
-    nodes, step = int(columns.nodes[row]), float(columns.step_seconds[row])
-    stall, interval = checkpointing(work, offer, nodes)
+    nodes, step_seconds = int(columns.nodes[row]), float(columns.step_seconds[row])
+    stall_seconds, interval_seconds = checkpointing(work, offer, nodes)
     goodput = float(columns.goodput[row])
     terms = Terms(
-        checkpoint_seconds=stall,
-        checkpoint_interval_seconds=interval,
+        checkpoint_seconds=stall_seconds,
+        checkpoint_interval_seconds=interval_seconds,
         # structure() books checkpoints itself
-        goodput=min(1.0, goodput * (1 + stall / interval)),
+        goodput=min(1.0, goodput * (1 + stall_seconds / interval_seconds)),
         stored_gib=work.checkpoints * work.state_gib,
         storage_usd_per_gib_month=offer.storage_usd_per_gib_month,
         management_hourly_usd=offer.management_hourly_usd,
     )
-    cost = structure(prediction, layout, offer.machine.gpus_per_node, work.steps, offer.hourly_usd, terms)
+    cost = structure(prediction, layout, offer.machine.gpus_per_node, work.steps, offer.node_hourly_usd, terms)
     return RankedPlan(
         rank=rank,
         row=row,
@@ -123,20 +125,20 @@ def _full(ranking: Ranking, row: int, rank: int) -> RankedPlan:
         layout=layout,
         prediction=prediction,
         stage_layers=ranking.stage_layers(row),
-        hourly_usd=nodes * offer.hourly_usd,
+        hourly_usd=nodes * offer.node_hourly_usd,
         hours=float(columns.hours[row]),
         usd=float(columns.usd[row]),
         goodput=goodput,
-        efficiency=float(columns.productive_seconds[row]) / step,
-        bubble=float(columns.bubble_seconds[row]) / step,
-        communication=float(columns.communication_seconds[row]) / step,
+        efficiency=float(columns.productive_seconds[row]) / step_seconds,
+        bubble_share=float(columns.bubble_seconds[row]) / step_seconds,
+        communication_share=float(columns.communication_seconds[row]) / step_seconds,
         cost=cost,
         fabric=offer.machine.fabric(ranking.parameters),
     )
 
 
 def why_not(best: RankedPlan, other: RankedPlan, objective: Objective) -> str:
-    """What the runner-up is worse at, and by how much, in what the objective counts."""
+    """Reason why a runner-up is worse, and by how much, in dollars or hours as the objective counts."""
     in_dollars = objective is Objective.COST
     ours, theirs = (best.usd, other.usd) if in_dollars else (best.hours, other.hours)
     unit = "${:,.2f}".format if in_dollars else "{:,.2f} h".format
@@ -187,7 +189,7 @@ def _said(lack: Shortfall) -> str:
 
 
 def nothing_fits(ranking: Ranking) -> tuple[str, str]:
-    """For a ranking without plans: a condition's reason, and what to write instead."""
+    """Reason of the condition and message for a ranking without plans; the message says what to write instead."""
     lacks = {s.need: s for s in ranking.shortfalls}
     for need, reason, field, form in (
         (Need.BUDGET, "BudgetTooSmall", "spec.budget.totalUSD", "{:.2f}"),
@@ -209,7 +211,7 @@ def nothing_fits(ranking: Ranking) -> tuple[str, str]:
 
 
 def no_memory(space: Space, ranking: Ranking) -> str:
-    """What to write where nothing fits in memory."""
+    """Message for plans of which none fits in memory: the need, the limit and what to write."""
     lack = next(s for s in ranking.shortfalls if s.need is Need.MEMORY)
     layout, shape = lack.nearest_layout, space.work.shape
     if layout is None:
@@ -232,7 +234,7 @@ def no_memory(space: Space, ranking: Ranking) -> str:
 
 
 def needs_more_than_one_node(space: Space, ranking: Ranking) -> str:
-    """The first question: would one node do?"""
+    """Answer to the first question: would one node do?"""
     if not len(ranking.columns):
         return ""
     best = _full(ranking, 0, 1)

@@ -1,4 +1,4 @@
-"""From a manifest and a price book to what a search needs: the work, the offers of nodes, the bounds."""
+"""Input of a search, made from a manifest and a price book: the work, the offers of nodes, the bounds."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from cost_aware_operator.api.spec import (
 )
 from cost_aware_operator.api.units import GIB, quantity
 from cost_aware_operator.costs.models.layout import Recompute, StateSharding
-from cost_aware_operator.costs.models.machines import cpu_machine, machine
+from cost_aware_operator.costs.models.machines import USABLE_MEMORY, Machine, cpu_machine, machine
 from cost_aware_operator.costs.models.model_parallel import DecoderShape
 from cost_aware_operator.costs.models.pipeline import PipelineSchedule
-from cost_aware_operator.costs.models.predict import USABLE_MEMORY, Machine
 from cost_aware_operator.costs.search.combinations import Bounds, Offer, Work
 from cost_aware_operator.costs.tables.fees import fee
 from cost_aware_operator.costs.tables.hardware import HardwareError, NumberFormat
@@ -28,17 +27,18 @@ from cost_aware_operator.planning.presets import shape_of
 
 GPU = "nvidia.com/gpu"
 STEPS_WITHOUT_CONFIG = 1000
-"""Steps that dollars are told for where the trainer's own arguments say how many there are."""
+"""Steps assumed for dollars if only the trainer's own arguments say how many there are."""
 HELD_STATES = 4.0
-"""Of each rank, with `checkpoint.redundancy`: its own and a peer's, of the newest and of the one before. A parity holds less."""
+"""States that each rank holds with `checkpoint.redundancy`: its own and a peer's, of the newest save and the one before. A parity
+holds less."""
 MEMORY_SHARE = 0.95
-"""Of a rank's memory that is planned with: predicted peaks are off by 10 % on average."""
+"""Share of a rank's memory that plans may use: predicted peaks are off by 10 % on average."""
 CHECKPOINT_STORAGE = {"aws": "efs", "gcp": "pd-balanced"}
 """Rows of fees.csv for the volume that checkpoints lie on."""
 CPU_STATE_BYTES = 16.0
-"""A weight in fp32 with its gradient and both moments."""
+"""Bytes of a weight in fp32 with its gradient and both moments."""
 FREE_CPU_MEMORY_GIB = 1e6
-"""Of a rank without a memory limit."""
+"""Memory assumed for a rank without a limit, GiB: more than any model needs."""
 
 
 class PlanError(ValueError):
@@ -69,7 +69,7 @@ class Space:
 
 @dataclass(frozen=True)
 class Abilities:
-    """What the trainer can run; the planner offers nothing else."""
+    """Abilities of a trainer; the planner offers nothing else."""
 
     shardings: tuple[StateSharding, ...] = tuple(StateSharding)
     """State shardings."""
@@ -82,7 +82,7 @@ class Abilities:
     whole_vocabulary_shards: bool = False
     """Whether tensor ranks must divide the vocabulary and the sequence without padding."""
     splits_model: bool = True
-    """Whether tensor and pipeline degrees above 1 may be planned; those that a manifest writes down always are."""
+    """Whether tensor and pipeline degrees above 1 may be planned; those that a manifest writes always are."""
 
 
 def space_of(
@@ -124,7 +124,7 @@ def space_of(
 
 
 def _roomy_cpu(offer: Offer, shape: DecoderShape) -> bool:
-    """CPU ranks that hold all states in half of their memory need not share them out.
+    """Whether an offer's CPU ranks hold all states in half of their memory, and so need not share them out.
 
     There gloo has no reduce-scatter, and gathering layer by layer costs more than the models, which know GPUs, say.
     """
@@ -139,7 +139,7 @@ def resources_of(spec: JobSpec, default: Mapping[str, Any] | None = None) -> dic
 
 
 def gpus_of_pod(resources: Mapping[str, Mapping[str, str]]) -> int:
-    """GPUs that a pod may have; 0 where it asks for none.
+    """GPUs that a pod may have; 0 if it asks for none.
 
     Raises:
         ValueError: not a quantity.
@@ -149,7 +149,7 @@ def gpus_of_pod(resources: Mapping[str, Mapping[str, str]]) -> int:
 
 
 def ranks_per_node_of(spec: JobSpec, default: Mapping[str, Any] | None = None) -> int:
-    """Processes of a pod: as written, else one a GPU, else one."""
+    """Processes of a pod: as written, else one for each GPU, else one."""
     return spec.nodes.ranks_per_node or max(1, gpus_of_pod(resources_of(spec, default)))
 
 
@@ -186,7 +186,7 @@ def bounds_of(spec: JobSpec, abilities: Abilities) -> Bounds:
 
 
 def check_model(model: ModelSpec) -> None:
-    """Whether a manifest's model is a preset or a whole shape, as the API server checks it too.
+    """Checks that a manifest's model is a preset or a whole shape, as the API server does too.
 
     Raises:
         PlanError: naming the field.
@@ -205,7 +205,7 @@ def check_model(model: ModelSpec) -> None:
 
 
 def check_shape(shape: DecoderShape) -> None:
-    """Whether such a decoder can be.
+    """Checks that such a decoder can exist.
 
     Raises:
         PlanError: naming the field and the nearest value that would do.
@@ -249,8 +249,18 @@ def _offers(
             )
         for spot, price in found:
             label = f"{name}{' spot' if spot else ''}"
-            management, storage = fees_of(prices, name, notes)
-            offers.append(Offer(label, node, price.hourly_usd, precision_of(spec, node), spot, management, storage))
+            management_hourly_usd, storage_usd_per_gib_month = fees_of(prices, name, notes)
+            offers.append(
+                Offer(
+                    label,
+                    node,
+                    price.hourly_usd,
+                    precision_of(spec, node),
+                    spot,
+                    management_hourly_usd,
+                    storage_usd_per_gib_month,
+                )
+            )
             paid[label] = price
     if all(offer.machine.accelerator.name == "CPU" for offer in offers):
         notes.append("template.resources asks for no GPU, so ranks are taken to compute on CPU cores")
@@ -258,9 +268,9 @@ def _offers(
 
 
 def fees_of(prices: PriceBook, instance_type: str, notes: list[str]) -> tuple[float, float]:
-    """Dollars an hour of the control plane, and of a GiB kept for a month, at the type's provider.
+    """Dollars an hour of the control plane, and dollars of a GiB kept for a month, at the type's provider.
 
-    What no table has is left out, and said in `notes`.
+    A fee that no table has counts 0 and is named in `notes`.
     """
     instance = prices.instances.get(instance_type)
     provider = instance.provider if instance is not None else "an unlisted provider"
@@ -274,7 +284,7 @@ def fees_of(prices: PriceBook, instance_type: str, notes: list[str]) -> tuple[fl
 
 
 def unknown_instance_type(where: str, name: str, prices: PriceBook) -> str:
-    """What to write instead of a type that the price book does not have."""
+    """Message for a type that the price book does not have, with what to write instead."""
     similar = prices.similar(name)
     hint = f"did you mean {' or '.join(similar)}?" if similar else "the price book lists the known ones."
     return f"{where}: {name!r} is not in the price book; {hint} Write a known type, or give its price in a price file."
@@ -305,9 +315,9 @@ def machine_of(spec: JobSpec, instance_type: str | None, resources: Mapping[str,
 
 
 def precision_of(spec: JobSpec, node: Machine) -> NumberFormat:
-    """What products are computed in: as written, else bf16 where the accelerator has it, fp32 on CPUs.
+    """Type in which products are computed: as written, else bf16 if the accelerator has it, fp32 on CPUs.
 
-    Where there is no bf16, the bundled trainer computes in fp32; a program of the user's own is taken to use fp16.
+    Without bf16, the bundled trainer computes in fp32; a program of the user's own is taken to use fp16.
     """
     config = spec.trainer.config
     if config is not None and config.precision is not None:

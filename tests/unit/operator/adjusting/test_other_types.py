@@ -39,7 +39,7 @@ assert BOTH is not None
 def priced(usd: float) -> Any:
     """Both types, the other at so many dollars an hour."""
     assert BOTH is not None
-    offers = tuple(replace(o, hourly_usd=usd) if o.name == OTHER else o for o in BOTH.offers)
+    offers = tuple(replace(o, node_hourly_usd=usd) if o.name == OTHER else o for o in BOTH.offers)
     return replace(BOTH, offers=offers)
 
 

@@ -1,4 +1,4 @@
-"""Buckets of gradients: how large, so that the least communication is left when backward ends. Overlap is simulated, not assumed."""
+"""Size of gradient buckets that leaves the least communication after backward. Overlap is simulated, not assumed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cost_aware_operator.costs.checks import AnalysisError, count, not_negative
 from cost_aware_operator.costs.models.communication import Group
 
 MOST_EXACT = 48
-"""Up to this many layers every bucket size that groups them differently is tried."""
+"""Most layers for which every bucket size that groups them differently is tried."""
 MOST_LAYERS = 2000
 GRID = 96
 
@@ -32,11 +32,11 @@ class Sent:
 
     size_bytes: float
     """Bytes of the bucket."""
-    ready: float
+    ready_seconds: float
     """Seconds at which its last gradient is made."""
-    start: float
+    start_seconds: float
     """Seconds at which sending begins."""
-    end: float
+    end_seconds: float
     """Seconds at which sending ends."""
 
 
@@ -53,17 +53,17 @@ class Timeline:
 
     @property
     def communication_seconds(self) -> float:
-        """What the stream was busy for."""
-        return sum((bucket.end - bucket.start for bucket in self.sent), 0.0)
+        """Seconds for which the stream was busy."""
+        return sum((bucket.end_seconds - bucket.start_seconds for bucket in self.sent), 0.0)
 
     @property
     def exposed_seconds(self) -> float:
-        """From the end of backward to the end of communication."""
-        return max(0.0, self.sent[-1].end - self.backward_seconds) if self.sent else 0.0
+        """Seconds from the end of backward to the end of communication."""
+        return max(0.0, self.sent[-1].end_seconds - self.backward_seconds) if self.sent else 0.0
 
     @property
     def overlap(self) -> float:
-        """Share of communication that ran beside backward; 1 where there is none to hide."""
+        """Share of communication that ran beside backward; 1 if there is none to hide."""
         busy = self.communication_seconds
         return max(0.0, 1 - self.exposed_seconds / busy) if busy > 0 else 1.0
 
@@ -83,12 +83,12 @@ class BucketAdvice:
 
     @property
     def bucket_mib(self) -> float:
-        """As torch's `bucket_cap_mb` counts."""
+        """MiB of the best bucket, the unit of torch's `bucket_cap_mb`."""
         return self.best.bucket_bytes / 2**20
 
     @property
     def regret_seconds(self) -> float:
-        """What a free choice of every bucket would save still."""
+        """Seconds that a free choice of every bucket would still save."""
         return max(0.0, self.best.exposed_seconds - self.bound_seconds)
 
 
@@ -153,7 +153,7 @@ class CommunicationScheduler:
         return Timeline(bucket_bytes, self._ready[-1], tuple(sent))
 
     def optimise(self) -> BucketAdvice:
-        """The bucket size with the least exposed time; of equals the one with the fewest buckets.
+        """The bucket size with the fewest exposed seconds; of equals the one with the fewest buckets.
 
         Up to 48 layers all sizes are tried at which the grouping changes: the sums of consecutive layers. Beyond, a geometric grid
         of 96 from the smallest layer to the whole.
@@ -173,10 +173,11 @@ class CommunicationScheduler:
         return [min(whole, least * (whole / least) ** (k / (GRID - 1))) for k in range(GRID)]
 
     def _bound(self) -> float:
-        """Best grouping by dynamic programming: end(j) = min over i < j of max(end(i), ready(j)) + seconds(i..j).
+        """Exposed seconds of the best grouping: end(j) = min over i < j of max(end(i), ready(j)) + seconds(i..j).
 
-        Exact, as an earlier end of the first layers never makes the rest end later. For many layers, whose n^2/2 groups would take
-        long, the bound is that of communication alone: nothing starts before the first gradient, the last is never hidden.
+        Dynamic programming is exact here, as an earlier end of the first layers never makes the rest end later. Many layers have
+        n^2/2 groups, which would take long; their bound is that of communication alone: nothing starts before the first gradient,
+        and the last is never hidden.
         """
         layers = len(self._sizes)
         if self._upto[-1] <= 0:

@@ -20,7 +20,7 @@ from cost_aware_operator.costs.tables.hardware import Accelerator
 from cost_aware_trainer.contract import Compression as Compression
 
 SCALE_BYTES = 2.0
-"""One bf16 scale a block."""
+"""Bytes of the scale of one block, in bf16."""
 BLOCKS = {8: 256, 4: 32}
 """Elements that share a scale, by bits, as the trainer quantises: four bits need a scale for fewer."""
 MOST_ELEMENTS = 10**14
@@ -50,7 +50,7 @@ class CompressionCost:
 
     @property
     def cost_seconds(self) -> float:
-        """What the step takes longer than its computation."""
+        """Seconds by which the step is longer than its computation."""
         return self.exposed_seconds + self.quantise_seconds
 
 
@@ -71,7 +71,7 @@ class CompressionAdvice:
 
     @property
     def pays(self) -> bool:
-        """Whether any compression does."""
+        """Whether any compression pays."""
         return self.use is not Compression.NONE
 
 
@@ -110,7 +110,7 @@ class GradientCompressor:
         gradient_bytes: float = 4.0,
         hop_ranks: int | None = None,
     ) -> float:
-        """Memory traffic of compressing and restoring, over memory bandwidth.
+        """Seconds of compressing and restoring: memory traffic over memory bandwidth.
 
         With g bytes a gradient and c on the wire, an element moves g + c (quantise), c + 4/n (sum), 4/n + c/n (quantise the sum) and
         c + g (restore); bf16 only casts, g + 2 and 2 + g. A hop over `hop_ranks` ranks in between adds a sum and a quantisation of
@@ -121,8 +121,8 @@ class GradientCompressor:
         c, g = self.element_bytes(compression), gradient_bytes
         cast, quantised = 0.0 if g <= c else 2 * (g + c), 2 * g + 3 * c + (8 + c) / ranks
         quantised += (8 + 2 * c) / hop_ranks if hop_ranks else 0.0
-        moved = cast if compression is Compression.BF16 else quantised
-        return elements * moved / self._bytes_per_second
+        moved_bytes = cast if compression is Compression.BF16 else quantised
+        return elements * moved_bytes / self._bytes_per_second
 
     def cost(
         self,
@@ -140,7 +140,7 @@ class GradientCompressor:
             AnalysisError: a figure out of range.
         """
         not_negative("elements", elements, MOST_ELEMENTS)
-        window = not_negative("backward_seconds", backward_seconds)
+        window_seconds = not_negative("backward_seconds", backward_seconds)
         if gradient_bytes not in (2, 4):
             raise AnalysisError(
                 f"gradient_bytes: {gradient_bytes!r} is no float type's: write 4 (fp32) or 2 (bf16, fp16)"
@@ -148,25 +148,25 @@ class GradientCompressor:
         if group.size <= 1 or elements == 0:
             return CompressionCost(compression, 0.0, 0.0, 0.0, 0.0, 0.0)
         buckets = max(1, -int(-elements * gradient_bytes // positive("bucket_bytes", bucket_bytes)))
-        size = elements * self.element_bytes(compression, gradient_bytes)
+        size_bytes = elements * self.element_bytes(compression, gradient_bytes)
         quantised = compression in (Compression.INT8, Compression.INT4)
         # seconds of one bucket, and how many ranks a first hop joins
-        ways: list[tuple[float, int | None]] = [(group.all_reduce(size / buckets), None)]
+        ways: list[tuple[float, int | None]] = [(group.all_reduce(size_bytes / buckets), None)]
         if quantised:
-            gather = group.all_gather(size / buckets)
-            ways = [(group.all_to_all(size / buckets) + gather, None)]
+            gather_seconds = group.all_gather(size_bytes / buckets)
+            ways = [(group.all_to_all(size_bytes / buckets) + gather_seconds, None)]
             if group.nodes > 1 and group.per_node > 1:
-                ways.append((_two_hops(group, size / buckets) + gather, group.per_node))
+                ways.append((_two_hops_seconds(group, size_bytes / buckets) + gather_seconds, group.per_node))
         costs = [
             CompressionCost(
                 compression=compression,
-                sent_bytes=2 * (group.size - 1) / group.size * size,
-                communication_seconds=buckets * one,
-                exposed_seconds=exposed_seconds(one, buckets, window),
+                sent_bytes=2 * (group.size - 1) / group.size * size_bytes,
+                communication_seconds=buckets * bucket_seconds,
+                exposed_seconds=exposed_seconds(bucket_seconds, buckets, window_seconds),
                 quantise_seconds=self.quantise_seconds(elements, group.size, compression, gradient_bytes, hop),
                 residual_bytes=gradient_bytes * elements if quantised else 0.0,
             )
-            for one, hop in ways
+            for bucket_seconds, hop in ways
         ]
         return min(costs, key=lambda cost: cost.cost_seconds)
 
@@ -182,23 +182,23 @@ class GradientCompressor:
         bucket_bytes: float = BUCKET_BYTES,
         worth: float = WORTH,
     ) -> CompressionAdvice:
-        """The compression that makes the step shortest; no, unless exposed communication saved exceeds quantisation time.
+        """The compression that makes the step shortest; none unless it saves more exposed seconds than quantisation takes.
 
         Args:
             group: the data-parallel group on its links.
             elements: gradients of a rank.
-            backward_seconds: of the step's last backward, which can hide communication.
-            gradient_bytes: of an uncompressed gradient.
+            backward_seconds: seconds of the step's last backward, which can hide communication.
+            gradient_bytes: bytes of one uncompressed gradient.
             allowed: what accuracy permits; the analysis knows time alone.
-            job_hourly_usd: price of all nodes, by which a second is priced.
-            bucket_bytes: of uncompressed gradients.
+            job_hourly_usd: dollars an hour of all nodes, which price a second.
+            bucket_bytes: bytes of one bucket of uncompressed gradients.
             worth: share of what is exposed now that must be saved; less lies within the error of this model.
 
         Raises:
             AnalysisError: a figure out of range.
         """
         share("worth", worth)
-        usd = not_negative("job_hourly_usd", job_hourly_usd, 1e9)
+        not_negative("job_hourly_usd", job_hourly_usd, 1e9)
         kinds = [Compression.NONE, *(c for c in Compression if c in allowed and c is not Compression.NONE)]
         options = tuple(
             self.cost(kind, group, elements, backward_seconds, gradient_bytes=gradient_bytes, bucket_bytes=bucket_bytes)
@@ -206,8 +206,8 @@ class GradientCompressor:
         )
         plain = options[0]
         best = min(options, key=lambda option: option.cost_seconds)
-        saved = plain.cost_seconds - best.cost_seconds
-        if saved <= worth * plain.exposed_seconds:
+        saved_seconds = plain.cost_seconds - best.cost_seconds
+        if saved_seconds <= worth * plain.exposed_seconds:
             reason = f"no: {plain.exposed_seconds * 1e3:.3g} ms are exposed"
             if len(options) > 1:
                 near = min(options[1:], key=lambda option: option.cost_seconds)
@@ -215,18 +215,20 @@ class GradientCompressor:
                     f"; {near.compression} would save {(plain.exposed_seconds - near.exposed_seconds) * 1e3:.3g} ms "
                     f"and take {near.quantise_seconds * 1e3:.3g} ms to quantise"
                 )
-                if saved > 0:
+                if saved_seconds > 0:
                     reason += f", a gain under {worth:.0%} of what is exposed, which this model cannot tell from none"
             return CompressionAdvice(Compression.NONE, 0.0, 0.0, reason, options)
         reason = (
             f"{best.compression}: saves {(plain.exposed_seconds - best.exposed_seconds) * 1e3:.3g} ms of "
             f"{plain.exposed_seconds * 1e3:.3g} ms exposed, and takes {best.quantise_seconds * 1e3:.3g} ms to quantise"
         )
-        return CompressionAdvice(best.compression, saved, saved * usd / 3600, reason, options)
+        return CompressionAdvice(
+            best.compression, saved_seconds, saved_seconds * job_hourly_usd / 3600, reason, options
+        )
 
 
-def _two_hops(group: Group, size_bytes: float) -> float:
-    """All-to-all inside each node, then of each rank's k-th with its peers in other nodes, on a k-th of the network."""
+def _two_hops_seconds(group: Group, size_bytes: float) -> float:
+    """Seconds of an all-to-all inside each node, then of each rank's k-th with its peers in other nodes, on a k-th of the network."""
     across = Link(group.outer.bytes_per_second / group.per_node, group.outer.latency_seconds)
-    inside = group.fabric.node.all_to_all(size_bytes, group.per_node)
-    return inside + across.all_to_all(size_bytes / group.per_node, group.nodes)
+    inside_seconds = group.fabric.node.all_to_all(size_bytes, group.per_node)
+    return inside_seconds + across.all_to_all(size_bytes / group.per_node, group.nodes)

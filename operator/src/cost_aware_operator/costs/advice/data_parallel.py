@@ -1,4 +1,4 @@
-"""Data parallelism: what more nodes give and cost, how long gradients take to synchronise, how a batch is shared out."""
+"""Data parallelism: gain and cost of more nodes, seconds to synchronise gradients, shares of a batch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from cost_aware_operator.costs.checks import AnalysisError, count, not_negative, positive, share
 from cost_aware_operator.costs.models.communication import Group
 from cost_aware_operator.costs.models.layout import Layout, StateSharding
+from cost_aware_operator.costs.models.machines import Machine
 from cost_aware_operator.costs.models.model_parallel import DecoderShape
 from cost_aware_operator.costs.models.parameters import FITTED
-from cost_aware_operator.costs.models.predict import Machine, predict
+from cost_aware_operator.costs.models.predict import predict
 
 BUCKET_BYTES = 25 * 2**20
-"""torch's DistributedDataParallel reduces gradients in buckets of 25 MiB unless told otherwise (bucket_cap_mb)."""
+"""Bytes of one bucket in torch's DistributedDataParallel unless told otherwise (bucket_cap_mb)."""
 
 
 @dataclass(frozen=True)
@@ -42,22 +43,22 @@ class Synchronisation:
 
     buckets: int
     """Buckets sent."""
-    total: float
+    total_seconds: float
     """Seconds of all communication."""
-    exposed: float
+    exposed_seconds: float
     """Seconds of communication after backward has ended."""
-    slowed: float
+    slowed_seconds: float
     """Seconds that hidden traffic takes from computation beside it."""
 
     @property
-    def hidden(self) -> float:
-        """What ran while backward computed."""
-        return self.total - self.exposed
+    def hidden_seconds(self) -> float:
+        """Seconds of communication while backward computed."""
+        return self.total_seconds - self.exposed_seconds
 
     @property
     def cost_seconds(self) -> float:
-        """What the step takes longer."""
-        return self.exposed + self.slowed
+        """Seconds by which the step is longer."""
+        return self.exposed_seconds + self.slowed_seconds
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class BatchShare:
     """Ranks with the larger share."""
     smaller: int
     """Sequences of every other rank."""
-    micro_batches: tuple[int, ...]
+    micro_batch_sizes: tuple[int, ...]
     """Sequences of each pass of a rank with the larger share, in order."""
 
     @property
@@ -87,7 +88,7 @@ class BatchShare:
 
     @property
     def efficiency(self) -> float:
-        """1 where the batch divides evenly."""
+        """Work over what all ranks could have computed in the time of the busiest; 1 if the batch divides evenly."""
         return self.global_batch / (self.ranks * self.larger)
 
 
@@ -100,8 +101,8 @@ class DataParallelCostAnalyzer:
         Raises:
             AnalysisError: a time that is not positive, or fewer than 1 node.
         """
-        one = positive("single_node_seconds", single_node_seconds)
-        return one / (count("nodes", nodes) * positive("seconds", seconds))
+        positive("single_node_seconds", single_node_seconds)
+        return single_node_seconds / (count("nodes", nodes) * positive("seconds", seconds))
 
     def cost_of_times(self, single_node_hours: float, hours: float, nodes: int, hourly_usd: float) -> ScalingCost:
         """Dollars from measured or predicted hours: nodes x hours x price of a node.
@@ -110,10 +111,12 @@ class DataParallelCostAnalyzer:
             AnalysisError: a figure that is not positive.
         """
         efficiency = self.scaling_efficiency(single_node_hours, hours, nodes)
-        usd = positive("hourly_usd", hourly_usd, 1e9)
+        positive("hourly_usd", hourly_usd, 1e9)
         positive("single_node_hours", single_node_hours, 1e9)
-        total = nodes * positive("hours", hours, 1e9) * usd
-        return ScalingCost(nodes, hours, single_node_hours / hours, efficiency, total, total - single_node_hours * usd)
+        total_usd = nodes * positive("hours", hours, 1e9) * hourly_usd
+        return ScalingCost(
+            nodes, hours, single_node_hours / hours, efficiency, total_usd, total_usd - single_node_hours * hourly_usd
+        )
 
     def cost_of_efficiency(
         self, single_node_hours: float, efficiency: float, nodes: int, hourly_usd: float
@@ -136,9 +139,10 @@ class DataParallelCostAnalyzer:
         steps: int,
         hourly_usd: float,
     ) -> tuple[ScalingCost, ...]:
-        """`steps` steps of `layout` at each data degree, from the cost model, with the global batch kept.
+        """Predicted cost of `steps` steps of `layout` at each data degree; the global batch stays.
 
-        `hourly_usd` is a whole node's. Speed-up and efficiency count from the first degree, whose nodes stand for the seed's one.
+        `hourly_usd` is dollars an hour of one node. Speed-up and efficiency count from the first degree, whose nodes stand for the
+        seed's one.
 
         Raises:
             AnalysisError: no degree; a degree by which the global batch does not divide into micro-batches; a price or a count
@@ -183,18 +187,22 @@ class DataParallelCostAnalyzer:
         Raises:
             AnalysisError: bytes, seconds or share out of range.
         """
-        size = not_negative("gradient_bytes", gradient_bytes)
-        window = not_negative("backward_seconds", backward_seconds)
+        size_bytes = not_negative("gradient_bytes", gradient_bytes)
+        window_seconds = not_negative("backward_seconds", backward_seconds)
         share("slowdown", slowdown)
-        if size == 0 or group.size <= 1:
+        if size_bytes == 0 or group.size <= 1:
             return Synchronisation(0, 0.0, 0.0, 0.0)
-        buckets = max(1, math.ceil(size / positive("bucket_bytes", bucket_bytes)))
-        one = (group.all_reduce if sharding is StateSharding.DDP else group.reduce_scatter)(size / buckets)
-        exposed = exposed_seconds(one, buckets, window)
-        return Synchronisation(buckets, buckets * one, exposed, slowdown * (buckets * one - exposed))
+        buckets = max(1, math.ceil(size_bytes / positive("bucket_bytes", bucket_bytes)))
+        bucket_seconds = (group.all_reduce if sharding is StateSharding.DDP else group.reduce_scatter)(
+            size_bytes / buckets
+        )
+        exposed = exposed_seconds(bucket_seconds, buckets, window_seconds)
+        return Synchronisation(
+            buckets, buckets * bucket_seconds, exposed, slowdown * (buckets * bucket_seconds - exposed)
+        )
 
     def distribute_batch(self, global_batch: int, ranks: int, largest_micro_batch: int) -> BatchShare:
-        """The global batch, unchanged, over `ranks`, in as few passes as memory allows.
+        """Share of each rank of the unchanged global batch, in as few passes as memory allows.
 
         Shares differ by at most one sequence. A rank needs ceil(share / largest) passes. Passes of powers of two are taken where
         their number is not larger; else passes of equal size, to within one sequence, as their longest is then shortest.
@@ -220,9 +228,9 @@ class DataParallelCostAnalyzer:
 
 
 def exposed_seconds(bucket_seconds: float, buckets: int, backward_seconds: float) -> float:
-    """What n equal buckets of c seconds leave after a backward of T seconds: max(c, n c - T (n-1)/n), at most n c."""
-    last = max(bucket_seconds, buckets * bucket_seconds - backward_seconds * (buckets - 1) / buckets)
-    return min(last, buckets * bucket_seconds)
+    """Seconds that n equal buckets of c seconds leave after a backward of T seconds: max(c, n c - T (n-1)/n), at most n c."""
+    exposed = max(bucket_seconds, buckets * bucket_seconds - backward_seconds * (buckets - 1) / buckets)
+    return min(exposed, buckets * bucket_seconds)
 
 
 def _passes(sequences: int, passes: int, largest: int) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
-"""Failures: how likely, what each way to survive them costs in memory, network, waiting and dollars, and the cheapest that will do.
+"""Failures: their probability, the cost of each way to survive them, and the cheapest that is reliable enough.
 
+Costs are memory, network, waiting and dollars.
 Failures of nodes are taken as independent and exponential in time. Spot reclaims are neither (Kadupitiya et al. 2019, arXiv
 1911.05160), so `correlated_share` of them is taken to hit every copy that is kept in nodes' memory at once.
 """
@@ -27,41 +28,41 @@ class Choice:
 
 
 class FaultToleranceAnalyzer:
-    """Failure probability, interval, goodput, and the strategies priced."""
+    """Probability of failure, and the price of each strategy."""
 
     def failure_probability(self, nodes: int, hours: float, node_failures_per_hour: float) -> float:
-        """1 - e^(-n h hazard): at least one failure in the run.
+        """Probability of at least one failure in the run: 1 - e^(-n h hazard).
 
         Raises:
             AnalysisError: a figure out of range.
         """
-        rate = not_negative("node_failures_per_hour", node_failures_per_hour, 1e6)
-        return -math.expm1(-count("nodes", nodes) * not_negative("hours", hours, 1e6) * rate)
+        failures_per_hour = not_negative("node_failures_per_hour", node_failures_per_hour, 1e6)
+        return -math.expm1(-count("nodes", nodes) * not_negative("hours", hours, 1e6) * failures_per_hour)
 
     def none(self, run: Run) -> StrategyCost:
-        """Every failure begins the run again: E[T] = (e^(L T) - 1)/L e^(L R)."""
-        lost = run.failures_per_hour
-        return cost(run, Mechanism(Strategy.NONE, "begin again", 0, 0, run.restart_seconds, 0, 0, 0, lost))
+        """No protection; every failure begins the run again: E[T] = (e^(L T) - 1)/L e^(L R)."""
+        losses_per_hour = run.failures_per_hour
+        return cost(run, Mechanism(Strategy.NONE, "begin again", 0, 0, run.restart_seconds, 0, 0, 0, losses_per_hour))
 
     def checkpoint(self, run: Run) -> StrategyCost:
-        """To durable storage, asynchronously: a stall for the copy to host memory, then the write behind training."""
-        copied = run.node_state_gb / run.copy_gbytes_per_s
-        moved = run.state_gb / run.storage_gbytes_per_s
+        """Asynchronous checkpoints on durable storage: a stall for the copy to host memory, then a write beside training."""
+        copy_seconds = run.node_state_gb / run.copy_gbytes_per_s
+        write_seconds = run.state_gb / run.storage_gbytes_per_s
         detail = f"to storage, {run.kept} kept"
-        memory = run.node_state_gb
+        memory_gb = run.node_state_gb
         return cost(
             run,
             Mechanism(
                 Strategy.CHECKPOINT,
                 detail,
-                stall=copied,
-                write=moved,
-                recovery=run.restart_seconds + moved,
-                memory_gb=memory,
+                stall_seconds=copy_seconds,
+                write_seconds=write_seconds,
+                recovery_seconds=run.restart_seconds + write_seconds,
+                memory_gb=memory_gb,
                 sent_gb=0.0,
                 stored_gb=run.kept * run.state_gb,
-                loss_per_hour=STORAGE_LOSS_PER_HOUR,
-                reason=_memory(run, memory),
+                losses_per_hour=STORAGE_LOSS_PER_HOUR,
+                reason=_memory(run, memory_gb),
             ),
         )
 
@@ -80,23 +81,23 @@ class FaultToleranceAnalyzer:
         count("copies", copies, 2, max(2, run.nodes))
         free = run.data_replicas >= copies
         # the state is then spread over nodes / data_replicas of them
-        size = run.state_gb * run.data_replicas / run.nodes if free else run.node_state_gb
-        fetch = run.restart_seconds + size / run.network_gbytes_per_s
+        size_gb = run.state_gb * run.data_replicas / run.nodes if free else run.node_state_gb
+        fetch_seconds = run.restart_seconds + size_gb / run.network_gbytes_per_s
         holders = run.data_replicas if free else copies
-        memory = 0.0 if free else 2 * copies * size
-        reason = _memory(run, memory)
+        memory_gb = 0.0 if free else 2 * copies * size_gb
+        reason = _memory(run, memory_gb)
         if copies > run.nodes:
             reason = f"copies: {copies} copies need {copies} nodes, the run has {run.nodes}"
         how = Mechanism(
             Strategy.REPLICATION,
             f"{holders} data-parallel replicas" if free else f"{copies} copies in memory",
-            stall=0.0 if free else size / run.copy_gbytes_per_s,
-            write=0.0 if free else (copies - 1) * size / run.network_gbytes_per_s,
-            recovery=fetch,
-            memory_gb=memory,
+            stall_seconds=0.0 if free else size_gb / run.copy_gbytes_per_s,
+            write_seconds=0.0 if free else (copies - 1) * size_gb / run.network_gbytes_per_s,
+            recovery_seconds=fetch_seconds,
+            memory_gb=memory_gb,
             sent_gb=0.0 if free else (copies - 1) * run.state_gb,
             stored_gb=0.0,
-            loss_per_hour=_loss(run, holders, holders - 1, fetch),
+            losses_per_hour=_loss(run, holders, holders - 1, fetch_seconds),
             reason=reason,
         )
         return cost(run, _backed(run, how) if backed else how)
@@ -111,10 +112,10 @@ class FaultToleranceAnalyzer:
             AnalysisError: fewer than 1 of either.
         """
         group = count("data", data, 1, 10**4) + count("parity", parity, 1, 10**4)
-        size = run.node_state_gb
-        fetch = run.restart_seconds + data * size / run.network_gbytes_per_s
-        memory = 2 * size * (1 + parity / data)
-        reason = _memory(run, memory)
+        size_gb = run.node_state_gb
+        fetch_seconds = run.restart_seconds + data * size_gb / run.network_gbytes_per_s
+        memory_gb = 2 * size_gb * (1 + parity / data)
+        reason = _memory(run, memory_gb)
         if group > run.nodes:
             reason = (
                 f"data + parity: {group} nodes to a group, the run has {run.nodes}: write {run.nodes} together or less"
@@ -124,13 +125,13 @@ class FaultToleranceAnalyzer:
             Mechanism(
                 Strategy.ERASURE_CODING,
                 f"{data} + {parity} in memory",
-                stall=size / run.copy_gbytes_per_s,
-                write=parity * size / run.network_gbytes_per_s,
-                recovery=fetch,
-                memory_gb=memory,
+                stall_seconds=size_gb / run.copy_gbytes_per_s,
+                write_seconds=parity * size_gb / run.network_gbytes_per_s,
+                recovery_seconds=fetch_seconds,
+                memory_gb=memory_gb,
                 sent_gb=parity * run.state_gb,
                 stored_gb=0.0,
-                loss_per_hour=_loss(run, group, parity, fetch),
+                losses_per_hour=_loss(run, group, parity, fetch_seconds),
                 reason=reason,
             ),
         )
@@ -178,39 +179,41 @@ def _memory(run: Run, needed_gb: float) -> str:
 
 
 def _backed(run: Run, how: Mechanism) -> Mechanism:
-    """A way that keeps copies in memory, with checkpoints on durable storage for when all copies are lost.
+    """The mechanism, backed by checkpoints on durable storage for when all copies in memory are lost.
 
-    Those are as frequent as losses of all copies make it pay. Only storage lost between such a loss and the save before it
+    They are as frequent as pays for losses of all copies. Only storage lost between such a loss and the save before it
     begins the run again.
     """
-    moved = run.state_gb / run.storage_gbytes_per_s
+    write_seconds = run.state_gb / run.storage_gbytes_per_s
     backing = Backing(
-        stall=run.node_state_gb / run.copy_gbytes_per_s,
-        write=moved,
-        recovery=run.restart_seconds + moved,
-        losses_per_hour=how.loss_per_hour,
+        stall_seconds=run.node_state_gb / run.copy_gbytes_per_s,
+        write_seconds=write_seconds,
+        recovery_seconds=run.restart_seconds + write_seconds,
+        losses_per_hour=how.losses_per_hour,
     )
-    exposed = min(1.0, STORAGE_LOSS_PER_HOUR * (backing.interval(run.hours) + backing.recovery) / 3600)
-    memory = how.memory_gb + run.node_state_gb
+    exposed_share = min(
+        1.0, STORAGE_LOSS_PER_HOUR * (backing.interval_seconds(run.hours) + backing.recovery_seconds) / 3600
+    )
+    memory_gb = how.memory_gb + run.node_state_gb
     return replace(
         how,
         detail=f"{how.detail}, backed by storage",
-        memory_gb=memory,
+        memory_gb=memory_gb,
         stored_gb=run.kept * run.state_gb,
-        loss_per_hour=how.loss_per_hour * exposed,
-        reason=how.reason or _memory(run, memory),
+        losses_per_hour=how.losses_per_hour * exposed_share,
+        reason=how.reason or _memory(run, memory_gb),
         backing=backing,
     )
 
 
 def _loss(run: Run, group: int, survives: int, rebuild_seconds: float) -> float:
-    """Losses of a whole state an hour, of any group of `group` nodes that survives `survives` losses at once.
+    """Losses of the whole state an hour, if any group of `group` nodes survives `survives` losses at once.
 
     A first failure, then `survives` more in the group while the first is rebuilt, w hours: n h prod_i((g - i) h w), the chain of
     RAID reliability (Patterson, Gibson, Katz 1988), no more than all failures; and the failures that hit all copies.
     """
-    hazard, window = run.node_failures_per_hour, rebuild_seconds / 3600
+    hazard, window_hours = run.node_failures_per_hour, rebuild_seconds / 3600
     chance = 1.0
     for i in range(1, survives + 1):
-        chance *= min(1.0, (group - i) * hazard * window)
+        chance *= min(1.0, (group - i) * hazard * window_hours)
     return run.failures_per_hour * min(1.0, chance + run.correlated_share)

@@ -1,4 +1,4 @@
-"""One way to survive failures, priced: from how it saves and recovers to goodput, hours and dollars."""
+"""Price of one way to survive failures: from how it saves and recovers to goodput, hours and dollars."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HOURS_A_MONTH = 730.0
 
 
 class Strategy(StrEnum):
-    """Where a run's state survives the loss of a node."""
+    """Place in which a run's state survives the loss of a node."""
 
     NONE = "none"
     CHECKPOINT = "checkpoint"
@@ -92,12 +92,12 @@ class Run:
 
     @property
     def failures_per_hour(self) -> float:
-        """Of the job: any node's failure stops it."""
+        """Failures of the job an hour: any node's failure stops it."""
         return self.nodes * self.node_failures_per_hour
 
     @property
     def node_state_gb(self) -> float:
-        """A node's part of the state, which it saves."""
+        """Part of the state that one node holds and saves, 1e9 bytes."""
         return self.state_gb / self.nodes
 
 
@@ -105,27 +105,29 @@ class Run:
 class Backing:
     """Checkpoints on durable storage, besides copies in memory."""
 
-    stall: float
+    stall_seconds: float
     """Seconds for which one save blocks training."""
-    write: float
+    write_seconds: float
     """Seconds until one save is whole."""
-    recovery: float
+    recovery_seconds: float
     """Seconds to recover from a save."""
     losses_per_hour: float
     """Losses of all copies in memory an hour, which these checkpoints make good."""
 
-    def interval(self, hours: float) -> float:
-        """Seconds of work between two of them in a run of so many hours."""
-        return min(hours * 3600, optimal_interval(self.stall, self._mtbf, self.write))
+    def interval_seconds(self, hours: float) -> float:
+        """Seconds of work between two saves, in a run of `hours` hours."""
+        return min(hours * 3600, optimal_interval(self.stall_seconds, self._mtbf_seconds, self.write_seconds))
 
     def goodput(self, hours: float) -> float:
-        """Productive share of time, of what saving and losing copies in memory leaves."""
+        """Productive share of the time that copies in memory leave, 0 to 1."""
         # what is lost while a save is being written goes back to the save before it
-        behind = max(0.0, self.write - self.stall)
-        return expected_goodput(self.interval(hours), self.stall, self.recovery + behind, self._mtbf)
+        behind_seconds = max(0.0, self.write_seconds - self.stall_seconds)
+        return expected_goodput(
+            self.interval_seconds(hours), self.stall_seconds, self.recovery_seconds + behind_seconds, self._mtbf_seconds
+        )
 
     @property
-    def _mtbf(self) -> float:
+    def _mtbf_seconds(self) -> float:
         return 3600 / self.losses_per_hour if self.losses_per_hour > 0 else math.inf
 
 
@@ -175,11 +177,11 @@ class Mechanism:
     """The strategy."""
     detail: str
     """Its settings in words."""
-    stall: float
+    stall_seconds: float
     """Seconds for which one save blocks training."""
-    write: float
+    write_seconds: float
     """Seconds until one save is whole."""
-    recovery: float
+    recovery_seconds: float
     """Seconds to recover from one failure."""
     memory_gb: float
     """Host memory that copies take on one node, 1e9 bytes."""
@@ -187,7 +189,7 @@ class Mechanism:
     """Bytes between nodes for one save, 1e9 bytes."""
     stored_gb: float
     """Bytes kept on durable storage, 1e9 bytes."""
-    loss_per_hour: float
+    losses_per_hour: float
     """Losses of the whole state an hour."""
     reason: str = ""
     """Why the strategy cannot be used; empty where it can."""
@@ -196,59 +198,63 @@ class Mechanism:
 
 
 def cost(run: Run, how: Mechanism) -> StrategyCost:
-    """What a way to survive failures comes to over a run."""
-    rate, again = run.failures_per_hour, how.loss_per_hour
-    interval, goodput, saves = _saving(run, how)
+    """Cost of one mechanism over a run."""
+    failures_per_hour, losses_per_hour = run.failures_per_hour, how.losses_per_hour
+    interval_seconds, goodput, saves = _saving(run, how)
     if how.backing is not None:
         goodput *= how.backing.goodput(run.hours)
-    once = run.hours / goodput if goodput > 0 else math.inf
+    once_hours = run.hours / goodput if goodput > 0 else math.inf
     if how.strategy is Strategy.NONE:
-        waits = again * how.recovery / 3600
-        hours = repeated_hours(again, once) * math.exp(waits) if waits <= LONGEST_EXPONENT else math.inf
-        reliability = math.exp(-again * run.hours)
+        waits = losses_per_hour * how.recovery_seconds / 3600
+        hours = repeated_hours(losses_per_hour, once_hours) * math.exp(waits) if waits <= LONGEST_EXPONENT else math.inf
+        reliability = math.exp(-losses_per_hour * run.hours)
     else:
-        hours = repeated_hours(again, once)
-        reliability = math.exp(-again * once) if math.isfinite(once) else 0.0
+        hours = repeated_hours(losses_per_hour, once_hours)
+        reliability = math.exp(-losses_per_hour * once_hours) if math.isfinite(once_hours) else 0.0
     never = "" if math.isfinite(hours) else "the run would never end: failures come faster than progress"
     reason = how.reason or never
-    usd = recovery = None
-    failures = rate * hours if math.isfinite(hours) else 0.0
-    sent = how.sent_gb * saves * (hours / run.hours if math.isfinite(hours) else 0.0)
+    usd = recovery_usd = None
+    failures = failures_per_hour * hours if math.isfinite(hours) else 0.0
+    sent_gb = how.sent_gb * saves * (hours / run.hours if math.isfinite(hours) else 0.0)
     if not reason:
-        stored = how.stored_gb * 1e9 / 2**30 * run.storage_usd_per_gib_month * hours / HOURS_A_MONTH
-        usd = run.nodes * run.node_hourly_usd * hours + stored + sent * run.usd_per_gb_between_nodes
-        recovery = failures * how.recovery / 3600 * run.nodes * run.node_hourly_usd
+        storage_usd = how.stored_gb * 1e9 / 2**30 * run.storage_usd_per_gib_month * hours / HOURS_A_MONTH
+        usd = run.nodes * run.node_hourly_usd * hours + storage_usd + sent_gb * run.usd_per_gb_between_nodes
+        recovery_usd = failures * how.recovery_seconds / 3600 * run.nodes * run.node_hourly_usd
     return StrategyCost(
         how.strategy,
         how.detail,
         reliability,
-        interval,
-        how.stall,
-        how.write,
-        how.recovery,
+        interval_seconds,
+        how.stall_seconds,
+        how.write_seconds,
+        how.recovery_seconds,
         how.memory_gb,
-        sent,
+        sent_gb,
         failures,
         run.hours / hours if math.isfinite(hours) else 0.0,
         hours if math.isfinite(hours) else None,
         usd,
-        recovery,
+        recovery_usd,
         reason,
-        how.backing.interval(run.hours) if how.backing is not None else None,
+        how.backing.interval_seconds(run.hours) if how.backing is not None else None,
     )
 
 
 def _saving(run: Run, how: Mechanism) -> tuple[float, float, float]:
-    """Seconds of work between saves, the productive share of time they leave, and how many of them the run's work has."""
+    """Seconds of work between saves, the productive share of time that they leave, and the number of saves in the run."""
     # failures that take all copies are the backing's
-    rate = run.failures_per_hour - (how.backing.losses_per_hour if how.backing is not None else 0.0)
-    mtbf = 3600 / rate if rate > 0 else math.inf
-    whole = run.hours * 3600
+    failures_per_hour = run.failures_per_hour - (how.backing.losses_per_hour if how.backing is not None else 0.0)
+    mtbf_seconds = 3600 / failures_per_hour if failures_per_hour > 0 else math.inf
+    whole_seconds = run.hours * 3600
     if how.strategy is Strategy.NONE:
-        return whole, 1.0, 0.0
-    if how.stall == 0 and how.write == 0:
-        return 0.0, goodput_of_waits(how.recovery, mtbf), 0.0
-    interval = min(whole, optimal_interval(how.stall, mtbf, how.write))
+        return whole_seconds, 1.0, 0.0
+    if how.stall_seconds == 0 and how.write_seconds == 0:
+        return 0.0, goodput_of_waits(how.recovery_seconds, mtbf_seconds), 0.0
+    interval_seconds = min(whole_seconds, optimal_interval(how.stall_seconds, mtbf_seconds, how.write_seconds))
     # what fails while a save is being written goes back to the save before it
-    behind = max(0.0, how.write - how.stall)
-    return interval, expected_goodput(interval, how.stall, how.recovery + behind, mtbf), whole / interval
+    behind_seconds = max(0.0, how.write_seconds - how.stall_seconds)
+    return (
+        interval_seconds,
+        expected_goodput(interval_seconds, how.stall_seconds, how.recovery_seconds + behind_seconds, mtbf_seconds),
+        whole_seconds / interval_seconds,
+    )

@@ -1,4 +1,4 @@
-"""Networks: which axis goes on which link level, how collectives fare on the seeds' topologies, in which zones replicas stand."""
+"""Networks: the link level of each parallel axis, collectives on the seeds' topologies, zones for replicas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MOST_AXES = 5
 
 
 class Topology(StrEnum):
-    """How nodes are joined, by the seed's names. A mesh joins every pair, as a switch without contention does."""
+    """Ways to join nodes, with the seed's names. A mesh joins every pair, as a switch without contention does."""
 
     LINEAR = "linear"
     RING = "ring"
@@ -26,7 +26,7 @@ class Topology(StrEnum):
 
 
 class Collective(StrEnum):
-    """Who sends what to whom."""
+    """Patterns of communication."""
 
     ALL_REDUCE = "all-reduce"
     BROADCAST = "broadcast"
@@ -37,7 +37,7 @@ class Collective(StrEnum):
 
 
 class Algorithm(StrEnum):
-    """How an all-reduce goes."""
+    """Algorithms of an all-reduce."""
 
     RING = "ring"
     TREE = "tree"
@@ -127,12 +127,12 @@ class Placement:
 
     @property
     def usd(self) -> float:
-        """Both."""
+        """Dollars of nodes and of traffic between zones."""
         return self.compute_usd + self.egress_usd
 
 
 class NetworkTopologyOptimizer:
-    """Collectives priced, axes ordered, replicas placed."""
+    """Prices collectives, orders axes, places replicas."""
 
     def seconds(self, topology: Topology, collective: Collective, size_bytes: float, ranks: int, link: Link) -> float:
         """Seconds of a collective over `ranks` ranks; every link carries `link` in each direction.
@@ -191,15 +191,18 @@ class NetworkTopologyOptimizer:
     def price(
         self, collective: Collective, size_bytes: float, ranks: int, link: Link, rank_hourly_usd: float
     ) -> tuple[TopologyCost, ...]:
-        """The seed's four topologies, the cheapest first: dollars are what all ranks cost while they communicate.
+        """Cost of a collective on the seed's four topologies, cheapest first. Dollars are those of all ranks while they communicate.
 
         Raises:
             AnalysisError: a figure out of range.
         """
-        usd = positive("rank_hourly_usd", rank_hourly_usd, 1e9)
+        positive("rank_hourly_usd", rank_hourly_usd, 1e9)
         found = {t: self.seconds(t, collective, size_bytes, ranks, link) for t in Topology}
         best = min(found.values())
-        costs = [TopologyCost(t, s, s / 3600 * ranks * usd, s / best if best > 0 else 1.0) for t, s in found.items()]
+        costs = [
+            TopologyCost(t, s, s / 3600 * ranks * rank_hourly_usd, s / best if best > 0 else 1.0)
+            for t, s in found.items()
+        ]
         return tuple(sorted(costs, key=lambda cost: cost.seconds))
 
     def algorithm(self, group: Group, size_bytes: float) -> tuple[Algorithm, float]:
@@ -285,21 +288,21 @@ class NetworkTopologyOptimizer:
         cheapest_first = sorted((z for z in zones if z.nodes), key=lambda z: z.node_hourly_usd)
         found = []
         for z in range(1, len(cheapest_first) + 1):
-            across = (1 - hidden) * zone_link.all_reduce(size, z)
-            egress = steps * 2 * (z - 1) * size / 1e9 * usd_per_gb
+            across_seconds = (1 - hidden) * zone_link.all_reduce(size, z)
+            egress_usd = steps * 2 * (z - 1) * size / 1e9 * usd_per_gb
             for chosen in combinations(cheapest_first, z):
                 counts = _fill(chosen, nodes)
                 if counts is None:
                     continue
-                hourly = sum(zone.node_hourly_usd * n for zone, n in zip(chosen, counts, strict=True))
-                seconds = step_seconds + across
+                hourly_usd = sum(zone.node_hourly_usd * n for zone, n in zip(chosen, counts, strict=True))
+                seconds = step_seconds + across_seconds
                 where = tuple((zone.name, n) for zone, n in zip(chosen, counts, strict=True))
-                found.append(Placement(where, seconds, steps * seconds / 3600 * hourly, egress))
+                found.append(Placement(where, seconds, steps * seconds / 3600 * hourly_usd, egress_usd))
         return tuple(sorted(found, key=lambda placement: placement.usd))
 
 
 def _fill(zones: Sequence[Zone], nodes: int) -> list[int] | None:
-    """One node in each zone, the rest in the cheapest; None where they do not fit, or a zone would stay empty."""
+    """Nodes of each zone: one in each, the rest in the cheapest; None if they do not fit or a zone would stay empty."""
     left = nodes - len(zones)
     if left < 0 or sum(zone.nodes for zone in zones) < nodes:
         return None

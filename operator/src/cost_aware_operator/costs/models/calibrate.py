@@ -1,4 +1,4 @@
-"""Fitting the parameters to measured steps: few of them, held near plausible values, refitted from a job's own measurements."""
+"""Fit of the model's parameters to measured steps. They are few, stay near plausible values, and a job's own steps refit them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 
 from cost_aware_operator.costs.models.compute import Efficiency, Parameters
 from cost_aware_operator.costs.models.layout import Layout
+from cost_aware_operator.costs.models.machines import Machine
 from cost_aware_operator.costs.models.model_parallel import DecoderShape
 from cost_aware_operator.costs.models.parameters import FITTED
-from cost_aware_operator.costs.models.predict import Machine, step_seconds
+from cost_aware_operator.costs.models.step import step_seconds
 
 
 @dataclass(frozen=True)
@@ -140,34 +141,34 @@ def calibrate(
 
     prior = [math.log(value(start, k.name)) for k in knobs]
     point, parameters = list(prior), start
-    before = now = residuals(start)
+    before = current = residuals(start)
     for _ in range(iterations):
-        jacobian = _jacobian(residuals, parameters, point, now, knobs)
-        step = _gauss_newton(jacobian, now, [o.weight for o in observations], point, prior, knobs, noise)
+        jacobian = _jacobian(residuals, parameters, point, current, knobs)
+        step = _gauss_newton(jacobian, current, [o.weight for o in observations], point, prior, knobs, noise)
         point = [min(max(x + s, math.log(k.low)), math.log(k.high)) for x, s, k in zip(point, step, knobs, strict=True)]
         parameters = changed(start, {k.name: math.exp(x) for k, x in zip(knobs, point, strict=True)})
-        now = residuals(parameters)
-    return Calibration(parameters, _median_percent(before), _median_percent(now))
+        current = residuals(parameters)
+    return Calibration(parameters, _median_percent(before), _median_percent(current))
 
 
 def _jacobian(
     residuals: Callable[[Parameters], list[float]],
     parameters: Parameters,
     point: Sequence[float],
-    now: Sequence[float],
+    current: Sequence[float],
     knobs: Sequence[Knob],
 ) -> NDArray[np.float64]:
     """Derivatives of the residuals, shape (observations, knobs), by steps of 2 % of each parameter."""
     moved = [
         residuals(changed(parameters, {knob.name: math.exp(x + 0.02)})) for knob, x in zip(knobs, point, strict=True)
     ]
-    derivatives: NDArray[np.float64] = (np.array(moved).T - np.array(now)[:, None]) / 0.02
+    derivatives: NDArray[np.float64] = (np.array(moved).T - np.array(current)[:, None]) / 0.02
     return derivatives
 
 
 def _gauss_newton(
     jacobian: NDArray[np.float64],
-    now: Sequence[float],
+    current: Sequence[float],
     weights: Sequence[float],
     point: Sequence[float],
     prior: Sequence[float],
@@ -175,7 +176,7 @@ def _gauss_newton(
     noise: float,
 ) -> list[float]:
     """One step of every knob, in log units."""
-    residual, spread = np.array(now), np.array([knob.spread for knob in knobs])
+    residual, spread = np.array(current), np.array([knob.spread for knob in knobs])
     pull = np.array(weights) / noise**2 * np.minimum(1.0, TAIL / np.maximum(np.abs(residual), 1e-9))
     weighted = (jacobian * pull[:, None]).T
     matrix = weighted @ jacobian + np.diag(1 / spread**2)

@@ -18,7 +18,7 @@ from cost_aware_operator.costs.elementwise import Numbers, ceil, least, log2_cei
 
 
 class Level(StrEnum):
-    """Where two ranks meet."""
+    """Slowest link between two ranks."""
 
     NODE = "inside the node"
     NETWORK = "between nodes"
@@ -120,7 +120,7 @@ class Fabric:
     """Nodes of one zone; None where all nodes stand in one zone."""
 
     def group(self, size: Numbers, stride: Numbers = 1) -> Group:
-        """`size` ranks, each `stride` after the one before, as laid out with ranks of one node numbered together."""
+        """Group of `size` ranks, each `stride` after the one before; ranks of one node are numbered together."""
         per_node = most(1, least(size, self.ranks_per_node // most(1, stride)))
         return Group(self, size, per_node, ceil(size / per_node))
 
@@ -143,7 +143,7 @@ class Group:
 
     @property
     def level(self) -> Level:
-        """The slowest level that the group crosses; of one group, not of many."""
+        """The slowest level that the group crosses; for one group only."""
         if self.nodes <= 1:
             return Level.NODE
         return Level.ZONE if self.fabric.zone is not None and self._leaves_zone else Level.NETWORK
@@ -218,7 +218,7 @@ class Group:
         return 2 * (depth + size_bytes / bandwidth)
 
     def all_to_all(self, size_bytes: Numbers) -> Numbers:
-        """Seconds; what leaves the node goes over the network, the rest inside. 0 for one rank."""
+        """Seconds; bytes that leave the node go over the network, the rest inside. 0 for one rank."""
         inside = size_bytes * (self.per_node - 1) / self.size / self.fabric.node.bytes_per_second
         leaving = size_bytes * (self.size - self.per_node) / self.size
         across = where(self.nodes > 1, leaving * self.per_node / self.outer.bytes_per_second, 0.0)
@@ -229,6 +229,6 @@ class Group:
         return where(self.size > 1, self._tree(size_bytes) / 2, 0.0)
 
     def send(self, size_bytes: Numbers) -> Numbers:
-        """From one rank to the next of the group, seconds; every group of the node sends at once."""
+        """Seconds from one rank to the next of the group; every group of the node sends at once."""
         inside = self.fabric.node.path.send(size_bytes)
         return where(self.size > 1, where(self.nodes <= 1, inside, self._across.send(size_bytes)), 0.0)

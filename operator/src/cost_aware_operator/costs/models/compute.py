@@ -95,17 +95,17 @@ class LayerSeconds:
     """Seconds of the forward pass."""
     backward: Numbers
     """Seconds of the backward pass, without recompute."""
-    again: Numbers
+    recompute: Numbers
     """Seconds of forward work that backward computes a second time."""
     attention_forward: Numbers
     """Seconds of attention within `forward`."""
-    weight: Numbers
+    weight_gradients: Numbers
     """Seconds of backward that make weight gradients."""
 
     @property
     def total(self) -> Numbers:
         """Forward, backward and recompute."""
-        return self.forward + self.backward + self.again
+        return self.forward + self.backward + self.recompute
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Computer:
     precision: NumberFormat
     """Type in which matrix products are computed."""
     practice: Practice
-    """What the training framework does."""
+    """Habits of the training framework."""
     parameters: Parameters
     """The fitted parameters."""
 
@@ -137,7 +137,7 @@ class Computer:
 
     @property
     def bytes_per_second(self) -> float:
-        """What memory-bound kernels reach."""
+        """Memory bandwidth that memory-bound kernels reach, bytes a second."""
         return self.accelerator.memory_gbytes_per_s * 1e9 * self.parameters.memory
 
     @property
@@ -146,12 +146,12 @@ class Computer:
         return 4 if self.precision is NumberFormat.FP32 else 2
 
     def matmul(self, m: Numbers, k: Numbers, n: Numbers) -> Numbers:
-        """An m x k by k x n product, seconds: 2mkn/(e P) + bytes(mk + kn + mn)/(b M)."""
+        """Seconds of an m x k by k x n product: 2mkn/(e P) + bytes(mk + kn + mn)/(b M)."""
         moved = self.element_bytes * (m * k + k * n + m * n)
         return 2.0 * m * k * n / self._flops_per_second() + moved / self.bytes_per_second
 
     def attention(self, tokens: Numbers, keys: float, width: Numbers, heads: Numbers) -> Numbers:
-        """Scores and their product with values, forward, seconds: `tokens` queries over `keys`, `width` channels on this rank.
+        """Seconds of attention in forward: `tokens` queries over `keys`, with `width` channels on this rank.
 
         FlashAttention computes 2 tokens keys width FLOPs under a causal mask (half of the full 4). Separate kernels compute the
         full 4 and move the score matrix of heads x tokens x keys through memory several times.
@@ -169,7 +169,7 @@ class Computer:
         return products + moved / self.bytes_per_second
 
     def layer(self, shape: DecoderShape, layout: AnyLayout) -> LayerSeconds:
-        """One decoder layer and one micro-batch on one rank of the layout."""
+        """Seconds of one decoder layer and one micro-batch on one rank of the layout."""
         t, c = layout.tensor, layout.context
         tokens, h = layout.micro_batch * shape.sequence_length / c, shape.hidden
         kv = shape.kv_heads * (h // shape.heads)
@@ -185,15 +185,15 @@ class Computer:
         vector = self.parameters.passes * self.element_bytes * elements / self.bytes_per_second
         forward = products + attention + vector + self.parameters.layer_seconds
         backward = 2 * products + (2.5 if self.practice.flash_attention else 2.0) * attention + 2 * vector
-        again: Numbers = {
+        recompute: Numbers = {
             Recompute.NONE: 0.0,
             Recompute.SELECTIVE: 0.5 * products + vector if self.practice.keeps_products(layout) else attention,
             Recompute.FULL: forward,
         }[layout.recompute]
-        return LayerSeconds(forward, backward + self.parameters.layer_seconds, again, attention, products)
+        return LayerSeconds(forward, backward + self.parameters.layer_seconds, recompute, attention, products)
 
     def head(self, shape: DecoderShape, layout: AnyLayout) -> Numbers:
-        """Output projection, softmax and loss, forward and backward of one micro-batch, seconds.
+        """Seconds of output projection, softmax and loss, forward and backward of one micro-batch.
 
         Logits move 28 bytes an element: cast (2 read, 4 written), log-softmax (4, 4), its gradient (4, 4), cast back (4, 2).
         """

@@ -1,4 +1,4 @@
-"""Checkpoint intervals and the productive share of time under exponential failures. Seconds throughout, but where named hours."""
+"""Checkpoint intervals and the productive share of time under exponential failures. Times are seconds unless the name says hours."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def optimal_interval(stall_seconds: float, mtbf_seconds: float, write_seconds: f
     """Seconds of work between saves: Daly's estimate, no shorter than a save takes.
 
     sqrt(2 C M) (1 + sqrt(C/2M)/3 + C/18M) - C for C < 2M, else M (Daly 2006, higher-order estimate); its first term is Young's (1974).
-    C is what blocks training, not the time of the write behind it. Infinite where nothing fails.
+    C is what blocks training, not the time of the write behind it. Infinite if nothing fails.
     """
     c, m = stall_seconds, mtbf_seconds
     if math.isinf(m):
@@ -37,13 +37,13 @@ def expected_goodput(
 
 
 def goodput_of_waits(recovery_seconds: float, mtbf_seconds: float) -> float:
-    """Goodput where nothing is lost but the wait: M / (M e^(R/M)), as a wait may be interrupted too."""
+    """Goodput if a failure costs only the wait: M / (M e^(R/M)), as a wait may be interrupted too."""
     ratio = recovery_seconds / mtbf_seconds
     return math.exp(-ratio) if ratio <= LONGEST_EXPONENT else 0.0
 
 
 def repeated_hours(losses_per_hour: float, hours: float) -> float:
-    """Expected hours of work that begins again at every loss: (e^(kT) - 1)/k; infinite where it would never end."""
+    """Expected hours of work that begins again at every loss: (e^(kT) - 1)/k; infinite if it would never end."""
     exponent = losses_per_hour * hours
     if not exponent <= LONGEST_EXPONENT:
         return math.inf

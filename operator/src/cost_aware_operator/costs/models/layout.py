@@ -15,7 +15,7 @@ from cost_aware_trainer.contract import Recompute as Recompute
 
 
 class StateSharding(StrEnum):
-    """What data-parallel ranks share out: nothing, optimizer states, those and gradients, or those and weights."""
+    """State that data-parallel ranks share out: nothing, optimizer states, also gradients, or also weights."""
 
     DDP = "ddp"
     ZERO1 = "zero1"
@@ -57,7 +57,7 @@ class Layout:
 
     @property
     def micro_batches(self) -> int:
-        """Micro-batches that one replica computes a step, of the nearest batch that divides."""
+        """Micro-batches that one replica computes in a step; the batch is rounded to the nearest that divides."""
         return max(1, round(self.global_batch / (self.data * self.micro_batch)))
 
 
@@ -93,12 +93,12 @@ class Layouts:
 
     @property
     def ranks(self) -> Any:
-        """Accelerators of each."""
+        """Accelerators of each layout."""
         return self.data * self.tensor * self.pipeline * self.context
 
     @property
     def micro_batches(self) -> Any:
-        """Micro-batches that one replica computes a step."""
+        """Micro-batches that one replica computes in a step."""
         return np.maximum(1, np.rint(self.global_batch / (self.data * self.micro_batch)))
 
     def one(self, index: int) -> Layout:
@@ -129,7 +129,7 @@ def pipeline_schedule(layout: AnyLayout) -> PipelineSchedule:
 
 @dataclass(frozen=True)
 class Practice:
-    """What a training framework does and a layout does not say, read from the precision and the accelerator.
+    """Habits of a training framework that a layout does not say, read from the precision and the accelerator.
 
     Mixed-precision training in fp16 is the practice of 2019 to 2022: attention as separate kernels that write the score
     matrix, activations of layer norms replicated over tensor ranks, gradients reduced after backward in fp16. bf16 and fp8

@@ -1,18 +1,49 @@
-"""The hardware of instance types, from the same dated table as their list prices."""
+"""Nodes: accelerators with their links, and the hardware of instance types from the table of their list prices."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 
-from cost_aware_operator.costs.models.predict import Machine
+from cost_aware_operator.costs.models.communication import Fabric, Link
+from cost_aware_operator.costs.models.compute import Parameters
 from cost_aware_operator.costs.tables.hardware import Accelerator, HardwareError, accelerator
 
 CPU_CORES = 4
 """Cores of one `CPU` row in accelerators.csv."""
+
+USABLE_MEMORY = 0.985
+"""Share of an accelerator's memory that a process gets (torch reports 39.4 GiB of an A100's 40); the driver keeps the rest."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Accelerators in nodes."""
+
+    accelerator: Accelerator
+    """The accelerator."""
+    gpus_per_node: int
+    """Accelerators of one node."""
+    link_gbytes_per_s: float
+    """Link of one accelerator inside the node, one direction, 1e9 bytes a second."""
+    network_gbit_per_s: float
+    """Network of the whole node, 1e9 bits a second."""
+
+    def fabric(self, parameters: Parameters) -> Fabric:
+        """Links at the rates that collectives reach."""
+        return Fabric(
+            self.gpus_per_node,
+            Link(self.link_gbytes_per_s * 1e9 * parameters.node_link, parameters.node_latency_seconds),
+            Link(self.network_gbit_per_s / 8 * 1e9 * parameters.network, parameters.network_latency_seconds),
+        )
+
+
+def usable_gib(machine: Machine) -> float:
+    """GiB of an accelerator's memory that a process gets."""
+    return USABLE_MEMORY * machine.accelerator.memory_gib
 
 
 def machine(instance_type: str) -> Machine:
@@ -38,7 +69,7 @@ def machine(instance_type: str) -> Machine:
 
 
 def cpu_machine(instance_type: str | None, ranks: int, cores: float, memory_gib: float) -> Machine:
-    """A node that runs `ranks` processes on CPU cores, `cores` and `memory_gib` for each of them.
+    """A node that runs `ranks` processes on CPU cores. Each process has `cores` cores and `memory_gib` GiB.
 
     Raises:
         HardwareError: the instance type is given and not in the table.

@@ -1,4 +1,4 @@
-"""A model over ranks: memory by what holds it, tensor-parallel traffic, layers over stages."""
+"""A model spread over ranks: its shape, the memory it needs, tensor-parallel traffic, layers of each stage."""
 
 from __future__ import annotations
 
@@ -15,16 +15,10 @@ from cost_aware_operator.costs.models.layout import (
     StateSharding,
     pipeline_schedule,
 )
+from cost_aware_operator.costs.models.memory import FRAMEWORK_GIB, GIB, GPU_FRAMEWORK_GIB, MemoryGib, StageMemory
 from cost_aware_operator.costs.models.pipeline import PipelineParallelCostAnalyzer
 from cost_aware_operator.costs.models.stages import StageLayers, spread
 from cost_aware_operator.costs.tables.hardware import NumberFormat
-
-GIB = 2.0**30
-FRAMEWORK_GIB = 0.6
-"""A rank's process with torch imported and a process group up, 0.52 GiB resident on CPU (torch 2.15, gloo); on a GPU the CUDA
-context takes about as much."""
-GPU_FRAMEWORK_GIB = 1.2
-"""On a GPU with NCCL: context (about 0.5), communicator buffers (about 0.5) and cuBLAS workspaces."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +64,14 @@ class DecoderShape:
 
 
 def head_in_layers(shape: DecoderShape) -> float:
-    """What the output projection computes, in layers: the ratio of their FLOPs a token, attention halved by the causal mask."""
+    """Work of the output projection in layers: the ratio of their FLOPs a token, attention halved by the causal mask."""
     return shape.embedding_parameters / (shape.layer_parameters + shape.sequence_length * shape.hidden)
 
 
 def activation_elements(
     shape: DecoderShape, tensor: Numbers, *, sequence_parallel: bool, lean: bool = False
 ) -> Numbers:
-    """Elements a token and layer that backward needs, on one rank, without the score matrix.
+    """Activation elements that backward needs, for each token and layer, on one rank, without the score matrix.
 
     Inputs and outputs of both norms (4 h), queries, keys and values, the attention's output, and of the feed-forward layer the
     outputs of its products and the input of the last (3 ffn gated, 2 ffn not): Korthikanti et al. 2022, section 4.1, in
@@ -93,74 +87,8 @@ def activation_elements(
     return inside / tensor + outside / (tensor if sequence_parallel else 1)
 
 
-@dataclass(frozen=True)
-class MemoryGib:
-    """Peak memory of one rank by what holds it, GiB."""
-
-    weights: float
-    """GiB of weights in the precision of compute."""
-    gradients: float
-    """GiB of gradients."""
-    optimizer: float
-    """GiB of optimizer states, master weights included."""
-    activations: float
-    """GiB of activations kept for backward, and of the layer in work."""
-    logits: float
-    """GiB of the head's output and its gradient."""
-    framework: float
-    """GiB of the process: torch, the GPU's context, communicators."""
-
-    @property
-    def total(self) -> float:
-        """The sum."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.framework
-
-
-@dataclass(frozen=True)
-class StageMemory:
-    """Memory of one stage's ranks by what holds it, GiB. Numbers, or arrays for many layouts."""
-
-    weights: Numbers
-    """GiB of weights in the precision of compute."""
-    gradients: Numbers
-    """GiB of gradients."""
-    optimizer: Numbers
-    """GiB of optimizer states, master weights included."""
-    activations: Numbers
-    """GiB of activations kept for backward, and of the layer in work."""
-    logits: Numbers
-    """GiB of the head's output and its gradient; 0 but on the last stage."""
-    framework: float
-    """GiB of the process: torch, the GPU's context, communicators."""
-
-    @property
-    def total(self) -> Numbers:
-        """The sum."""
-        return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.framework
-
-    def or_fuller(self, other: StageMemory) -> StageMemory:
-        """The fuller of two stages, layout by layout."""
-        mine = self.total >= other.total
-        return StageMemory(
-            where(mine, self.weights, other.weights),
-            where(mine, self.gradients, other.gradients),
-            where(mine, self.optimizer, other.optimizer),
-            where(mine, self.activations, other.activations),
-            where(mine, self.logits, other.logits),
-            self.framework,
-        )
-
-
-def between(lean: MemoryGib, usual: MemoryGib, usable: float) -> MemoryGib:
-    """As much of the usual kernels as fits beside the lean ones: `lean` where nothing does, else a mix that is `usable` GiB."""
-    share = max(0.0, min(1.0, (usable - lean.total) / max(usual.total - lean.total, 1e-12)))
-    return MemoryGib(
-        **{n: getattr(lean, n) + share * (getattr(usual, n) - getattr(lean, n)) for n in MemoryGib.__dataclass_fields__}
-    )
-
-
 class ModelParallelCostAnalyzer:
-    """What a model needs on one rank."""
+    """Memory and traffic of a model on one rank, and its layers over stages."""
 
     def memory_gib(self, shape: DecoderShape, micro_batch: int) -> MemoryGib:
         """Peak memory of a data-parallel rank that holds the whole model in fp32, in GiB.
@@ -195,7 +123,7 @@ class ModelParallelCostAnalyzer:
     def memory_of_ranks(
         self, shape: DecoderShape, layout: AnyLayout, practice: Practice, *, lean: bool = False
     ) -> StageMemory:
-        """`memory_of_rank` of one layout or of many."""
+        """Memory of the fullest rank as in `memory_of_rank`, for one layout or for many."""
         layers = self.stage_spread(shape.layers, layout.pipeline, head_in_layers(shape))
         only, final = layout.pipeline == 1, layout.pipeline - 1
         first = self._stage(shape, layout, practice, 0, layers.first, first=True, last=only, lean=lean)
@@ -234,7 +162,7 @@ class ModelParallelCostAnalyzer:
     def stage_parameters(
         self, shape: DecoderShape, layout: AnyLayout, layers: Numbers, *, first: Truths, last: Truths
     ) -> Numbers:
-        """Weights that one tensor rank of a stage holds before data-parallel ranks share them."""
+        """Number of weights that one tensor rank of a stage holds, before data-parallel ranks share them."""
         own_head = where(last, where(layout.pipeline == 1, 0 if shape.tied_embeddings else 1, 1), 0)
         tables = where(first, 1, 0) + own_head
         return (layers * shape.layer_parameters + tables * shape.embedding_parameters) / layout.tensor
@@ -264,7 +192,7 @@ class ModelParallelCostAnalyzer:
     def _layer_activations(
         self, shape: DecoderShape, layout: AnyLayout, practice: Practice, lean: bool
     ) -> tuple[Numbers, Numbers]:
-        """Bytes a token: kept by each layer until backward, and in use while one layer is computed again."""
+        """Bytes for each token: those that each layer keeps until backward, and those in use while one layer is computed again."""
         element = 4.0 if layout.precision is NumberFormat.FP32 else 2.0
         whole = element * activation_elements(
             shape, layout.tensor, sequence_parallel=practice.sequence_parallel, lean=lean and practice.flash_attention
@@ -300,7 +228,7 @@ class ModelParallelCostAnalyzer:
         return size, where(layout.pipeline > 1, 4, 6) if practice.flash_attention else 6
 
     def stage_layers(self, layers: int, stages: int, head_in_layers: float = 0.0) -> tuple[int, ...]:
-        """Layers of each stage. Where they divide, evenly, as frameworks do; else by `distribute`, weighing the head.
+        """Layers of each stage: even if they divide, as frameworks split them; else as `spread` balances them, with the head.
 
         Raises:
             ValueError: fewer layers than stages.
@@ -310,11 +238,11 @@ class ModelParallelCostAnalyzer:
         return self.stage_spread(layers, stages, head_in_layers).counts()
 
     def stage_spread(self, layers: int, stages: Numbers, head_in_layers: Numbers = 0.0) -> StageLayers:
-        """`stage_layers` of one layout or of many."""
+        """Layers of each stage as in `stage_layers`, for one layout or for many."""
         return spread(layers, stages, head_in_layers)
 
     def distribute(self, costs: Sequence[float], stages: int) -> tuple[int, ...]:
-        """Contiguous layers to stages so that the dearest stage is as cheap as can be; the count of layers of each stage.
+        """Number of layers of each stage that makes the most expensive stage as cheap as possible; layers stay in order.
 
         Dynamic programming over (layers placed, stages used), O(layers^2 x stages). `costs` has one entry a layer, in order;
         add the embedding's cost to the first and the head's to the last. Every stage gets one layer or more.

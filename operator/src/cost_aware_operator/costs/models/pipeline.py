@@ -1,4 +1,4 @@
-"""Pipeline schedules: how long the pipeline takes, how much of it is bubble, how many micro-batches are alive."""
+"""Pipeline schedules: seconds of a step, seconds of bubble in it, micro-batches whose activations are alive."""
 
 from __future__ import annotations
 
@@ -59,33 +59,35 @@ class StageRuns:
     """Stages of the pipeline."""
     highs: Numbers
     """Stages at the front that hold one layer more."""
-    high: Numbers
+    high_seconds: Numbers
     """Seconds of one micro-batch's forward and backward on each of the first `highs` stages."""
-    low: Numbers
+    low_seconds: Numbers
     """Seconds of one micro-batch's forward and backward on each stage between those and the last."""
-    last: Numbers
+    last_seconds: Numbers
     """Seconds of one micro-batch's forward and backward on the last stage."""
-    ahead: Numbers
+    forward_share: Numbers
     """Forward's share of these seconds."""
-    weight: Numbers = 0.0
+    weight_share: Numbers = 0.0
     """Share of these seconds that only makes weight gradients."""
 
     def seconds(self, index: Numbers) -> Numbers:
-        """Of the stage at an index."""
-        return where(index >= self.stages - 1, self.last, where(index < self.highs, self.high, self.low))
+        """Seconds of one micro-batch on the stage at an index."""
+        return where(
+            index >= self.stages - 1, self.last_seconds, where(index < self.highs, self.high_seconds, self.low_seconds)
+        )
 
-    def before(self, index: Numbers) -> Numbers:
-        """Of all stages in front of an index."""
-        return least(index, self.highs) * self.high + most(0, index - self.highs) * self.low
+    def seconds_before(self, index: Numbers) -> Numbers:
+        """Seconds of one micro-batch on all stages in front of an index."""
+        return least(index, self.highs) * self.high_seconds + most(0, index - self.highs) * self.low_seconds
 
     @property
-    def whole(self) -> Numbers:
-        """Of all stages."""
-        return self.before(self.stages - 1) + self.last
+    def total_seconds(self) -> Numbers:
+        """Seconds of one micro-batch on all stages."""
+        return self.seconds_before(self.stages - 1) + self.last_seconds
 
 
 class PipelineParallelCostAnalyzer:
-    """Bubble, live micro-batches."""
+    """Seconds and bubble of a pipeline, and its live micro-batches."""
 
     def step(
         self, stages: Sequence[StageSeconds], micro_batches: int, schedule: PipelineSchedule, interleave: int = 1
@@ -131,14 +133,14 @@ class PipelineParallelCostAnalyzer:
     def step_of_runs(
         self, runs: StageRuns, micro_batches: Numbers, schedule: PipelineSchedule, interleave: Numbers = 1
     ) -> tuple[Numbers, Numbers]:
-        """`step` for stages of three kinds, without a loop over them: seconds of the step, and of the bubble in it.
+        """Seconds of the step and of the bubble in it, as `step`, for stages of three kinds, without a loop over them.
 
         Inside a run of equal stages, and on either side of the stage behind which there are as many stages as micro-batches,
         the wait is convex in the stage's index, so the stage that is done last is at an end of such a stretch.
         """
         final = runs.stages - 1
         divided = interleave if schedule is PipelineSchedule.INTERLEAVED else 1
-        free = most(0.0, 1 - 2 * runs.weight)
+        free = most(0.0, 1 - 2 * runs.weight_share)
         best: Numbers = 0.0
         least_own: Numbers = 0.0
         ends: tuple[Numbers, ...] = (
@@ -151,18 +153,18 @@ class PipelineParallelCostAnalyzer:
             final,
         )
         if isinstance(final, int):
-            # of one layout, most of them are the same stage
+            # for one layout, most of them are the same stage
             ends = tuple(sorted({max(0, min(int(at), final)) for at in ends}))
         for at in ends:
             index = most(0, least(at, final))
-            own, before = runs.seconds(index), runs.before(index)
-            behind = runs.whole - before - own
+            own, before = runs.seconds(index), runs.seconds_before(index)
+            behind = runs.total_seconds - before - own
             if schedule is PipelineSchedule.ZERO_BUBBLE:
                 bubble = free * (before + behind)
             elif schedule is PipelineSchedule.GPIPE:
                 bubble = before + behind
             else:
-                forward = runs.ahead * own
+                forward = runs.forward_share * own
                 bubble = (before + _wait(forward, own - forward, behind, final - index, micro_batches)) / divided
             total = micro_batches * own + bubble
             least_own = where(total > best, own, least_own)
@@ -193,7 +195,7 @@ class PipelineParallelCostAnalyzer:
 def _wait(
     forward: Numbers, backward: Numbers, behind: Numbers, stages_behind: Numbers, micro_batches: Numbers
 ) -> Numbers:
-    """What a stage waits for the stages behind it under 1F1B, beyond what it fills with other micro-batches."""
+    """Seconds that a stage waits for the stages behind it under 1F1B, beyond those that other micro-batches fill."""
     few = most(0.0, behind - (micro_batches - 1) * least(forward, backward))
     many = most(0.0, behind - stages_behind * forward) + most(0.0, behind - stages_behind * backward)
     return where(micro_batches <= stages_behind, few, many)

@@ -1,4 +1,4 @@
-"""Equal layers over pipeline stages, with a head on the last: as even as frameworks split them, else as balanced as can be."""
+"""Equal layers spread over pipeline stages, with a head on the last stage."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class StageLayers:
 
     @property
     def least_of_front(self) -> Numbers:
-        """Layers of the emptiest stage before the last; of the last where it is the only one."""
+        """Layers of the emptiest stage before the last one, or of the only stage."""
         return where(self.stages > 1, where(self.highs < self.stages - 1, self.low, self.high), self.last)
 
     @property
@@ -39,28 +39,28 @@ class StageLayers:
         return most(self.first, self.last)
 
     def counts(self) -> tuple[int, ...]:
-        """Layers of each stage, of one layout."""
+        """Layers of each stage; for one layout only."""
         stages, highs = int(self.stages), int(self.highs)
         front = (int(self.high if i < highs else self.low) for i in range(stages - 1))
         return (*front, int(self.last))
 
 
 def stage_work(layers: Sequence[int], head_in_layers: float) -> tuple[float, ...]:
-    """What each rank of a pipeline computes, in layers; the last has the head besides. The embedding is but a lookup."""
+    """Work of each pipeline rank, in layers. The last rank also computes the head; the embedding is a lookup and counts 0."""
     return tuple(count + head_in_layers * (stage == len(layers) - 1) for stage, count in enumerate(layers))
 
 
 def interleaved(layers: int, ranks: int, chunks: int) -> tuple[int, ...]:
-    """Layers of each rank of a pipeline with several stages on each, in turns: cut evenly, the first stages taking one more."""
+    """Layers of each rank when every rank has several stages, in turns. The cut is even; the first stages take one more."""
     each, rest = divmod(layers, ranks * chunks)
     return tuple(sum(each + (rank + lap * ranks < rest) for lap in range(chunks)) for rank in range(ranks))
 
 
 def spread(layers: int, stages: Numbers, head_in_layers: Numbers = 0.0) -> StageLayers:
-    """Layers over stages, the same on each where they divide; else so that the dearest stage is as cheap as can be.
+    """Layers of each stage: even if they divide, else such that the most expensive stage is as cheap as possible.
 
-    The last stage computes the head too, worth `head_in_layers` layers. Where l layers on the last leave the others at most
-    ceil((L - l)/(p - 1)), the best l is where both grow equally dear, or the next; of equals the smallest.
+    The last stage computes the head too, worth `head_in_layers` layers. With l layers on the last stage, the
+    others have at most ceil((L - l)/(p - 1)). The best l is where both cost the same, or the next one; of equals the smallest.
     """
     others = most(1, stages - 1)
     balanced = ceil((layers - head_in_layers * others) / (others + 1))

@@ -1,4 +1,4 @@
-"""One section of a JSON object, read field by field: every error names the field, what was wrong and what to write instead."""
+"""One section of a JSON object, read field by field. Errors name the field, what was wrong and what to write instead."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Fields:
         self._values, self._section, self._assumed = values, section, assumed
 
     def given(self, name: str) -> Any:
-        """The value as it stands, None where absent."""
+        """The unchecked value; None if absent."""
         return self._values.get(name)
 
     def assume(self, name: str, value: Any) -> None:
@@ -76,7 +76,7 @@ class Fields:
         return value
 
     def positive(self, name: str) -> float | None:
-        """A positive number, None where absent."""
+        """A positive number; None if absent."""
         value = self.given(name)
         if value is None:
             return None
@@ -108,7 +108,7 @@ class Fields:
         return value
 
     def choice(self, name: str, options: type[Choice], default: Choice | None) -> Choice:
-        """One of an enumeration's values; its first, and nothing noted, where there is no default."""
+        """One of an enumeration's values. Without a default, an absent one is the first, and nothing is noted."""
         value = self.given(name)
         if value is None:
             if default is not None:

@@ -1,4 +1,4 @@
-"""Questions to `predict` as JSON objects: checked by name, defaulted where they are silent, answered in order."""
+"""Questions to `predict` as JSON objects: checked field by field, completed with defaults, answered in order."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 from cost_aware_operator.costs.models.compute import Parameters
 from cost_aware_operator.costs.models.layout import Layout, Practice, Recompute, StateSharding
+from cost_aware_operator.costs.models.machines import Machine
 from cost_aware_operator.costs.models.model_parallel import DecoderShape
 from cost_aware_operator.costs.models.parameters import FITTED
-from cost_aware_operator.costs.models.predict import Machine, fits, memory_on, predict
+from cost_aware_operator.costs.models.predict import fits, memory_on, predict
 from cost_aware_operator.costs.request.fields import Fields, RequestError, kind, known_only
 from cost_aware_operator.costs.tables.hardware import (
     Accelerator,
@@ -47,7 +48,7 @@ class Question:
 
 
 def answer(document: Any) -> list[dict[str, Any]]:
-    """A list of objects to a list of answers, in order.
+    """Answers to a list of objects, in order.
 
     Raises:
         RequestError: one line for each object that cannot be answered.
@@ -212,7 +213,7 @@ def _layout(
 
 
 def _completed(layout: Layout, fields: Fields, shape: DecoderShape, machine: Machine, parameters: Parameters) -> Layout:
-    """What is left open is assumed to have been chosen well: the fastest that fits; pipelines by their frameworks' habits."""
+    """The layout with what it left open chosen well: the fastest that fits, or for pipelines their frameworks' habits."""
     open_recompute, open_micro = fields.given("recompute") is None, fields.given("micro_batch") is None
     if layout.pipeline == 1 and open_micro:
         choices = tuple(Recompute) if open_recompute else (layout.recompute,)
@@ -257,10 +258,10 @@ def _lightest(layout: Layout, shape: DecoderShape, machine: Machine) -> Layout:
 
 
 def _largest_micro_batch(layout: Layout, shape: DecoderShape, machine: Machine) -> Layout:
-    """The largest power of two that divides and fits.
+    """The layout with the largest micro-batch, a power of two, that divides and fits.
 
-    Up to 8,192 tokens, and leaving a pipeline four micro-batches a stage. Under ZeRO-3, which gathers weights for every
-    micro-batch, up to all that fits; its pipelines take as many micro-batches as stages, torch's default.
+    It has at most 8,192 tokens and leaves a pipeline four micro-batches a stage. ZeRO-3 gathers weights for every micro-batch,
+    so it takes all that fits; its pipelines take as many micro-batches as stages, torch's default.
     """
     share = layout.global_batch // layout.data
     sharded = layout.sharding is StateSharding.ZERO3

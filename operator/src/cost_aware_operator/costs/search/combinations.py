@@ -1,4 +1,4 @@
-"""What a plan may be: every combination of counts and choices within bounds, as columns."""
+"""Every combination of counts and choices that a plan may be within bounds, as columns."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from numpy.typing import NDArray
 
 from cost_aware_operator.costs.checks import AnalysisError, count, not_negative, positive, share
 from cost_aware_operator.costs.models.layout import Recompute, StateSharding
-from cost_aware_operator.costs.models.model_parallel import GIB, DecoderShape
+from cost_aware_operator.costs.models.machines import Machine
+from cost_aware_operator.costs.models.memory import GIB
+from cost_aware_operator.costs.models.model_parallel import DecoderShape
 from cost_aware_operator.costs.models.pipeline import PipelineSchedule
-from cost_aware_operator.costs.models.predict import Machine
 from cost_aware_operator.costs.tables.hardware import NumberFormat
 from cost_aware_operator.costs.tables.hazards import node_hazard
 
 MICRO_BATCH_CAP = 64
-"""No larger micro-batch is tried: beyond it products are as efficient as they get."""
+"""Largest micro-batch that is tried, in sequences: beyond it products are as efficient as they get."""
 STATE_BYTES = 12.0
-"""A weight in a checkpoint: fp32 master, momentum, variance."""
+"""Bytes of one weight in a checkpoint: fp32 master, momentum, variance."""
 HOURS_A_MONTH = 730.0
 MOST_ROWS = 5_000_000
 """A search over more combinations would take gigabytes; the message says what to bound."""
@@ -38,7 +39,7 @@ class Offer:
     """Name that a person would call it by: the instance type, with ` spot` where it is spot."""
     machine: Machine
     """Hardware of one node."""
-    hourly_usd: float
+    node_hourly_usd: float
     """Dollars an hour of one node."""
     precision: NumberFormat
     """Type in which matrix products are computed."""
@@ -50,13 +51,13 @@ class Offer:
     """Dollars for one GiB kept for a month where checkpoints lie."""
 
     def __post_init__(self) -> None:
-        positive(f"offer {self.name}: hourly_usd", self.hourly_usd, 1e6)
+        positive(f"offer {self.name}: hourly_usd", self.node_hourly_usd, 1e6)
         not_negative(f"offer {self.name}: management_hourly_usd", self.management_hourly_usd, 1e6)
         not_negative(f"offer {self.name}: storage_usd_per_gib_month", self.storage_usd_per_gib_month, 1e6)
 
     @property
     def failures_per_hour(self) -> float:
-        """Of one node."""
+        """Failures of one node an hour."""
         return node_hazard(self.machine.gpus_per_node, spot=self.spot)
 
 
@@ -83,13 +84,13 @@ class Work:
 
     @property
     def state_gib(self) -> float:
-        """One checkpoint: weights and both moments in fp32."""
+        """GiB of one checkpoint: weights and both moments in fp32."""
         return STATE_BYTES * self.shape.parameters / GIB
 
     def fixed_hourly_usd(self, offer: Offer) -> float:
-        """What an hour costs whatever the nodes: the control plane, and the checkpoints that are kept."""
-        stored = self.checkpoints * self.state_gib * offer.storage_usd_per_gib_month / HOURS_A_MONTH
-        return offer.management_hourly_usd + stored
+        """Dollars an hour that do not depend on the nodes: the control plane and the checkpoints that are kept."""
+        stored_hourly_usd = self.checkpoints * self.state_gib * offer.storage_usd_per_gib_month / HOURS_A_MONTH
+        return offer.management_hourly_usd + stored_hourly_usd
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ KINDS = tuple(
 
 
 def divisors(number: int) -> list[int]:
-    """All of them, smallest first."""
+    """All divisors of a number, smallest first."""
     small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
     return small + [number // d for d in reversed(small) if d * d != number]
 
@@ -171,18 +172,18 @@ def grid(work: Work, offer: Offer, bounds: Bounds) -> dict[str, Counts]:
     nodes = ranks // gpus
     fits = (ranks % gpus == 0) & (nodes >= bounds.nodes_min) & (nodes <= bounds.nodes_max)
     t, p, d, nodes = t[fits], p[fits], d[fits], nodes[fits]
-    micros = {int(n): _chosen(_micro_batches(batch // int(n)), bounds.micro_batch) for n in np.unique(d)}
-    t, p, d, nodes, micro = _spread(micros, d, (t, p, d, nodes))
-    passes = batch // (d * micro)
+    sizes = {int(n): _chosen(_micro_batch_sizes(batch // int(n)), bounds.micro_batch) for n in np.unique(d)}
+    t, p, d, nodes, micro_batch = _spread(sizes, d, (t, p, d, nodes))
+    micro_batches = batch // (d * micro_batch)
     chunks = {int(n): _chunks(shape.layers, int(n)) for n in np.unique(p)}
-    t, p, d, nodes, micro, passes, v = _spread(chunks, p, (t, p, d, nodes, micro, passes))
+    t, p, d, nodes, micro_batch, micro_batches, v = _spread(chunks, p, (t, p, d, nodes, micro_batch, micro_batches))
     # an interleaved pipeline takes micro-batches in groups of as many as stages
-    works = ((v == 1) | (passes % p == 0)) & ((passes >= p) | (not bounds.filled_pipelines))
+    works = ((v == 1) | (micro_batches % p == 0)) & ((micro_batches >= p) | (not bounds.filled_pipelines))
     if works.sum() > MOST_ROWS:
         raise AnalysisError(
             f"nodes, parallelism: {works.sum():,} combinations are too many: bound a degree or the nodes"
         )
-    found = {"nodes": nodes, "data": d, "tensor": t, "pipeline": p, "micro_batch": micro, "interleave": v}
+    found = {"nodes": nodes, "data": d, "tensor": t, "pipeline": p, "micro_batch": micro_batch, "interleave": v}
     return {name: column[works] for name, column in found.items()}
 
 
@@ -193,7 +194,7 @@ def _spread(choices: dict[int, list[int]], by: Counts, columns: tuple[Counts, ..
     return (*(np.repeat(column, sizes) for column in columns), np.array(chosen, dtype=np.int64))
 
 
-def _micro_batches(share: int) -> list[int]:
+def _micro_batch_sizes(share: int) -> list[int]:
     return [n for n in divisors(share) if n <= MICRO_BATCH_CAP]
 
 
@@ -211,7 +212,7 @@ def _chosen(possible: Iterable[int], wanted: tuple[int, ...]) -> list[int]:
 def rows_of(
     columns: dict[str, Counts], schedule: PipelineSchedule, sharding: StateSharding, bounds: Bounds
 ) -> NDArray[np.bool_]:
-    """Rows for which a choice means something: a schedule needs stages, sharding needs replicas."""
+    """Rows in which a choice makes a difference: a schedule needs stages, sharding needs replicas."""
     piped, chunked = columns["pipeline"] > 1, columns["interleave"] > 1
     if schedule is PipelineSchedule.ONE_F_ONE_B:
         plain, interleaved = (wanted in bounds.schedules for wanted in (schedule, PipelineSchedule.INTERLEAVED))
@@ -222,7 +223,7 @@ def rows_of(
 
 
 def why_none(work: Work, offers: Iterable[Offer], bounds: Bounds) -> str:
-    """What to write where no degrees fill whole nodes within the bounds."""
+    """Message for bounds within which no degrees fill whole nodes: the problem and what to write."""
     offers = tuple(offers)
     sizes = ", ".join(sorted({f"{offer.name} ({offer.machine.gpus_per_node} ranks a node)" for offer in offers}))
     asked = f"nodes from {bounds.nodes_min} to {bounds.nodes_max} of {sizes} and a global batch of {work.global_batch}"

@@ -1,4 +1,4 @@
-"""The seeds' cost structure: compute, communication, storage and I/O, management, as dollars and shares of one prediction."""
+"""The seeds' cost structure: compute, communication, storage and I/O, management, in dollars and shares."""
 
 from __future__ import annotations
 
@@ -98,12 +98,12 @@ class CostStructure:
 
     @property
     def total_usd(self) -> float:
-        """The run."""
+        """Dollars of the whole run."""
         return self.compute_usd + self.communication_usd + self.storage_usd + self.management_usd
 
     @property
     def shares(self) -> dict[str, float]:
-        """Each block over the total, by the block's name."""
+        """Share of each block in the total, by name of the block."""
         total = self.total_usd
         return {
             "compute": self.compute_usd / total,
@@ -121,7 +121,7 @@ def structure(
     node_hourly_usd: float,
     terms: Terms | None = None,
 ) -> CostStructure:
-    """A run of `steps` predicted steps in dollars. Whole nodes are paid for, used or not.
+    """Dollars of a run of `steps` predicted steps. Whole nodes are paid for, used or not.
 
     hours = steps x step / (1 - input share) x (1 + checkpoint / interval) / goodput. Every second is booked once: the step's by its
     breakdown, the rest by what it waited for.
@@ -131,34 +131,34 @@ def structure(
     """
     terms = terms or Terms()
     count("steps", steps)
-    usd = positive("node_hourly_usd", node_hourly_usd, 1e6)
+    positive("node_hourly_usd", node_hourly_usd, 1e6)
     parts = prediction.breakdown
     if not (math.isfinite(parts.total) and 0 < parts.total < 1e12):
         raise AnalysisError(
             f"prediction.step_seconds: got {parts.total!r}: write a layout whose step takes a finite time"
         )
     nodes = math.ceil(layout.ranks / count("gpus_per_node", gpus_per_node))
-    talking = (
+    talking_seconds = (
         parts.tensor_communication
         + parts.pipeline_communication
         + parts.data_communication
         + parts.context_communication
     )
-    step = parts.total
-    waiting = step * terms.input_share / (1 - terms.input_share)
-    saving = 0.0
+    step_seconds = parts.total
+    waiting_seconds = step_seconds * terms.input_share / (1 - terms.input_share)
+    saving_seconds = 0.0
     if terms.checkpoint_interval_seconds is not None:
-        saving = (step + waiting) * terms.checkpoint_seconds / terms.checkpoint_interval_seconds
-    busy = step + waiting + saving
-    lost = busy * (1 / terms.goodput - 1)
-    hours = steps * (busy + lost) / 3600
-    # dollars of one second in every step of the run, over all nodes
-    second = steps / 3600 * nodes * usd
-    stored = terms.stored_gib * (terms.storage_usd_per_gib_month or 0.0) * hours / HOURS_A_MONTH
+        saving_seconds = (step_seconds + waiting_seconds) * terms.checkpoint_seconds / terms.checkpoint_interval_seconds
+    busy_seconds = step_seconds + waiting_seconds + saving_seconds
+    lost_seconds = busy_seconds * (1 / terms.goodput - 1)
+    hours = steps * (busy_seconds + lost_seconds) / 3600
+    # dollars for one second in every step of the run, over all nodes
+    usd_a_second = steps / 3600 * nodes * node_hourly_usd
+    stored_usd = terms.stored_gib * (terms.storage_usd_per_gib_month or 0.0) * hours / HOURS_A_MONTH
     return CostStructure(
         hours=hours,
-        compute_usd=(step - talking) * second,
-        communication_usd=talking * second + steps * terms.zone_gb_per_step * terms.usd_per_gb,
-        storage_usd=(waiting + saving) * second + stored,
-        management_usd=lost * second + hours * terms.management_hourly_usd,
+        compute_usd=(step_seconds - talking_seconds) * usd_a_second,
+        communication_usd=talking_seconds * usd_a_second + steps * terms.zone_gb_per_step * terms.usd_per_gb,
+        storage_usd=(waiting_seconds + saving_seconds) * usd_a_second + stored_usd,
+        management_usd=lost_seconds * usd_a_second + hours * terms.management_hourly_usd,
     )

@@ -1,4 +1,4 @@
-"""The search over data x tensor x pipeline degrees, and all that goes with them, for the fewest dollars or the least time.
+"""Search over data x tensor x pipeline degrees and all that goes with them, for the fewest dollars or the least time.
 
 Every layout that the bounds allow is predicted, in arrays; nothing is sampled, and nothing is skipped but what does not fit
 in memory.
@@ -19,18 +19,21 @@ from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.models.compute import Parameters
 from cost_aware_operator.costs.models.goodput import expected_goodput, optimal_interval
 from cost_aware_operator.costs.models.layout import Layout, Layouts, StateSharding
-from cost_aware_operator.costs.models.model_parallel import GIB, head_in_layers
+from cost_aware_operator.costs.models.machines import usable_gib
+from cost_aware_operator.costs.models.memory import GIB
+from cost_aware_operator.costs.models.model_parallel import head_in_layers
 from cost_aware_operator.costs.models.parameters import FITTED
-from cost_aware_operator.costs.models.predict import memory_of_ranks, step_seconds, usable_gib
+from cost_aware_operator.costs.models.predict import memory_of_ranks
 from cost_aware_operator.costs.models.stages import spread
+from cost_aware_operator.costs.models.step import step_seconds
 from cost_aware_operator.costs.search.combinations import KINDS, Bounds, Counts, Offer, Work, rows_of, why_none
 from cost_aware_operator.costs.search.combinations import grid as all_counts
 from cost_aware_operator.costs.tables.hardware import AcceleratorGeneration
 
 COPY_BYTES_PER_SECOND = 10e9
-"""Of a node's state to host memory, which is what an asynchronous checkpoint blocks training for: PCIe 4 x16 at about half."""
+"""Rate of the copy of a node's state to host memory, for which an asynchronous checkpoint blocks training: half of PCIe 4 x16."""
 RECOVERY_SECONDS = 300.0
-"""From a lost node to the first new step: noticing, a new node, images, loading. An assumption, to be replaced by measurement."""
+"""Seconds from a lost node to the first new step: noticing, a new node, images, loading. An assumption, not a measurement."""
 
 Floats = NDArray[Any]
 
@@ -39,7 +42,7 @@ COUNTS = ("data", "tensor", "pipeline", "interleave", "micro_batch")
 
 
 class Need(StrEnum):
-    """What a combination can fail for."""
+    """Limits that a combination can break."""
 
     MEMORY = "memory"
     HOURLY = "maxHourlyUSD"
@@ -88,7 +91,7 @@ class Columns:
         return len(self.usd)
 
     def take(self, rows: Any) -> Columns:
-        """Some of the rows, in the order asked for."""
+        """Columns with some of the rows, in the order asked for."""
         return Columns(**{name: getattr(self, name)[rows] for name in Columns.__dataclass_fields__})
 
 
@@ -133,7 +136,7 @@ class Ranking:
         return _layouts(int(self.columns.kind[row]), rows, self.work, self.offer(row)).one(0)
 
     def offer(self, row: int) -> Offer:
-        """What the row would be bought as."""
+        """The offer of a row."""
         return self.offers[int(self.columns.offer[row])]
 
     def stage_layers(self, row: int) -> tuple[int, ...]:
@@ -142,7 +145,7 @@ class Ranking:
         return spread(shape.layers, int(self.columns.pipeline[row]), head_in_layers(shape)).counts()
 
     def best_of_each_degrees(self, most: int) -> list[int]:
-        """Rows: the best plan of every (offer, nodes, degrees), best first, so that variants of one do not crowd a list."""
+        """Rows of the best plan of every (offer, nodes, degrees), best first, so that variants of one do not crowd a list."""
         found: dict[tuple[int, ...], int] = {}
         c = self.columns
         for row in range(len(c)):
@@ -163,7 +166,7 @@ class Ranking:
 
 
 class ThreeDParallelCostAnalyzer:
-    """Which degrees, on what, how many of them."""
+    """Search for the degrees, the kind of nodes and their number."""
 
     def search(
         self,
@@ -203,7 +206,7 @@ class ThreeDParallelCostAnalyzer:
 
 
 class _OfferSearch:
-    """All combinations on one offer."""
+    """Predictions of all combinations on one offer."""
 
     def __init__(self, index: int, offer: Offer, work: Work, bounds: Bounds, parameters: Parameters) -> None:
         self.index, self.offer, self.work, self.bounds, self.parameters = index, offer, work, bounds, parameters
@@ -232,7 +235,7 @@ class _OfferSearch:
                 self._predict(kind, chosen)
 
     def _held_gib(self, kind: int, rows: dict[str, Counts]) -> Floats:
-        """What copies of states take of a rank's memory: on CPUs it is the node's, on GPUs another one."""
+        """GiB of each rank's memory that copies of states take: on CPUs it is the node's memory, on GPUs another one, so 0."""
         if self.offer.machine.accelerator.generation is not AcceleratorGeneration.CPU:
             return np.zeros(len(rows["data"]))
         shards = rows["tensor"] * rows["pipeline"] * (1 if KINDS[kind][1] is StateSharding.DDP else rows["data"])
@@ -241,38 +244,37 @@ class _OfferSearch:
 
     def _predict(self, kind: int, rows: dict[str, Counts]) -> None:
         offer, work = self.offer, self.work
-        memory = memory_of_ranks(work.shape, offer.machine, _layouts(kind, rows, work, offer)).total + self._held_gib(
-            kind, rows
-        )
-        usable = self.bounds.memory_share * usable_gib(offer.machine)
-        fits = memory <= usable
+        needed = memory_of_ranks(work.shape, offer.machine, _layouts(kind, rows, work, offer))
+        memory_gib = needed.total + self._held_gib(kind, rows)
+        usable_gib_of_rank = self.bounds.memory_share * usable_gib(offer.machine)
+        fits = memory_gib <= usable_gib_of_rank
         if not fits.all():
             over = np.flatnonzero(~fits)
-            nearest = over[np.argmin(memory[over])]
+            nearest = over[np.argmin(memory_gib[over])]
             layout = _layouts(kind, rows, work, offer).one(int(nearest))
-            self.lacks.append(Shortfall(Need.MEMORY, len(over), float(memory[nearest]), usable, layout))
-            rows, memory = {name: column[fits] for name, column in rows.items()}, memory[fits]
-        if not len(memory):
+            self.lacks.append(Shortfall(Need.MEMORY, len(over), float(memory_gib[nearest]), usable_gib_of_rank, layout))
+            rows, memory_gib = {name: column[fits] for name, column in rows.items()}, memory_gib[fits]
+        if not len(memory_gib):
             return
         step = step_seconds(work.shape, offer.machine, _layouts(kind, rows, work, offer), self.parameters)
         seconds = step.total
         goodput = self._goodputs(rows["nodes"])
         hours = work.steps * seconds / goodput / 3600
-        talking = step.tensor_communication + step.pipeline_communication + step.data_communication
-        same = np.zeros(len(memory), dtype=np.int64)
+        communication_seconds = step.tensor_communication + step.pipeline_communication + step.data_communication
+        same = np.zeros(len(memory_gib), dtype=np.int64)
         self.columns.append(
             Columns(
                 offer=same + self.index,
                 kind=same + kind,
                 **rows,
-                memory_gib=memory,
+                memory_gib=memory_gib,
                 step_seconds=seconds,
                 productive_seconds=step.compute + step.optimizer,
                 bubble_seconds=step.bubble + same,
-                communication_seconds=talking + same,
+                communication_seconds=communication_seconds + same,
                 goodput=goodput,
                 hours=hours,
-                usd=hours * (rows["nodes"] * offer.hourly_usd + work.fixed_hourly_usd(offer)),
+                usd=hours * (rows["nodes"] * offer.node_hourly_usd + work.fixed_hourly_usd(offer)),
             )
         )
 
@@ -302,15 +304,16 @@ def _layouts(kind: int, rows: Mapping[str, Counts], work: Work, offer: Offer) ->
 
 
 def checkpointing(work: Work, offer: Offer, nodes: int) -> tuple[float, float]:
-    """What a checkpoint blocks, and the best interval between two, in seconds: see `goodput.optimal_interval`."""
-    stall = max(0.05, work.state_gib * GIB / nodes / COPY_BYTES_PER_SECOND)
-    return stall, optimal_interval(stall, 3600 / (nodes * offer.failures_per_hour))
+    """Seconds for which a checkpoint blocks training, and the best seconds between two, see `goodput.optimal_interval`."""
+    stall_seconds = max(0.05, work.state_gib * GIB / nodes / COPY_BYTES_PER_SECOND)
+    return stall_seconds, optimal_interval(stall_seconds, 3600 / (nodes * offer.failures_per_hour))
 
 
 def goodput_of(work: Work, offer: Offer, nodes: int) -> float:
     """Productive share of time of a run on so many nodes; never below one in a thousand."""
-    stall, interval = checkpointing(work, offer, nodes)
-    return max(1e-3, expected_goodput(interval, stall, RECOVERY_SECONDS, 3600 / (nodes * offer.failures_per_hour)))
+    stall_seconds, interval_seconds = checkpointing(work, offer, nodes)
+    mtbf_seconds = 3600 / (nodes * offer.failures_per_hour)
+    return max(1e-3, expected_goodput(interval_seconds, stall_seconds, RECOVERY_SECONDS, mtbf_seconds))
 
 
 def _joined(parts: list[Columns]) -> Columns:
@@ -325,11 +328,11 @@ def _joined(parts: list[Columns]) -> Columns:
 def _within_limits(columns: Columns, offers: Sequence[Offer], bounds: Bounds) -> tuple[Columns, list[Shortfall]]:
     """Rows that meet price, budget and deadline, each checked on what the one before left."""
     lacks: list[Shortfall] = []
-    prices = np.array([offer.hourly_usd for offer in offers])
-    deadline = None if bounds.deadline_seconds is None else bounds.deadline_seconds / 3600
+    node_hourly_usd = np.array([offer.node_hourly_usd for offer in offers])
+    deadline_hours = None if bounds.deadline_seconds is None else bounds.deadline_seconds / 3600
     limits: tuple[tuple[Need, float | None, Callable[[Columns], Floats]], ...] = (
-        (Need.HOURLY, bounds.max_hourly_usd, lambda c: prices[c.offer.astype(np.int64)] * c.nodes),
-        (Need.DEADLINE, deadline, lambda c: c.hours),
+        (Need.HOURLY, bounds.max_hourly_usd, lambda c: node_hourly_usd[c.offer.astype(np.int64)] * c.nodes),
+        (Need.DEADLINE, deadline_hours, lambda c: c.hours),
         (Need.BUDGET, bounds.budget_usd, lambda c: c.usd),
     )
     for need, limit, figure in limits:
@@ -344,7 +347,7 @@ def _within_limits(columns: Columns, offers: Sequence[Offer], bounds: Bounds) ->
 
 
 def _merged(lacks: Sequence[Shortfall]) -> list[Shortfall]:
-    """Memory's shortfalls as one, with the nearest of them all."""
+    """One shortfall for all those of memory, with the nearest of them."""
     if not lacks:
         return []
     nearest = min(lacks, key=lambda s: s.nearest / s.limit)

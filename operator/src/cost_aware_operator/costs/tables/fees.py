@@ -1,4 +1,4 @@
-"""What a run pays beside its nodes: transfer, storage, the control plane. Dated list prices with sources; missing is an error."""
+"""Fees beside the nodes: transfer, storage, control plane. Dated list prices with sources; a missing one is an error."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Fee:
     usd: float
     """Dollars for one `unit`."""
     unit: str
-    """What the price is for: GB (1e9 bytes moved), GiB-month (one GiB kept for a month) or hour."""
+    """Unit of the price: GB (1e9 bytes moved), GiB-month (one GiB kept for a month) or hour."""
     as_of: str
     """Date of the figure."""
     source: str
@@ -46,7 +46,7 @@ def fee(provider: str, name: str) -> Fee:
 
 
 def between_zones(provider: str) -> float:
-    """Dollars of a GB that crosses zones, sender and receiver together."""
+    """Dollars for 1e9 bytes that cross zones, sender and receiver together."""
     return 2 * fee(provider, "between-zones-each-way").usd
 
 
@@ -57,7 +57,7 @@ def _shipped() -> Mapping[tuple[str, str], Fee]:
 
 
 def read(rows: Iterable[Mapping[str, str | None]]) -> dict[tuple[str, str], Fee]:
-    """Rows of a CSV of the shipped form, by provider and fee.
+    """Fees of a CSV of the shipped form, by provider and name.
 
     Raises:
         PriceError: a cell is missing, a figure is no positive number, a unit is unknown, or a row stands twice.

@@ -1,4 +1,4 @@
-"""How often nodes and volumes are lost, an hour, from published traces."""
+"""Losses of nodes and volumes an hour, from published traces."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STORAGE_LOSS_PER_HOUR = 0.002 / 8760
 
 
 def node_hazard(gpus_per_node: int, *, spot: bool) -> float:
-    """Failures of a node an hour: by accelerators on demand; a spot node is mostly lost to reclaims, as a whole.
+    """Failures of one node an hour. On demand they grow with its accelerators; a spot node is mostly lost to reclaims, as a whole.
 
     Raises:
         AnalysisError: fewer than 1 accelerator.

@@ -1,4 +1,4 @@
-"""Prices from files that a user has: overrides as JSON, a SkyPilot catalog, OpenCost's custom pricing. Told apart by their form.
+"""Prices from a user's files: overrides as JSON, a SkyPilot catalog, OpenCost's custom pricing. Their form tells them apart.
 
 Every figure that a row must have is a finite, positive number of dollars; anything else is an error that names file, row and
 column, and never a price of zero. A catalog's empty price is no error: that capacity has no known price.
@@ -17,8 +17,8 @@ from pathlib import Path
 
 from cost_aware_operator.costs.tables.prices import MOST_HOURLY_USD, Override, Price, PriceBook, PriceError, shipped
 
-LARGEST_FILE = 64 * 2**20
-"""Bytes; the largest public catalog has about 10."""
+LARGEST_FILE_BYTES = 64 * 2**20
+"""The largest public catalog has about 10 MiB."""
 OPENCOST = ("InstanceID", "AssetClass", "InstanceType", "MarketPriceHourly")
 SKYPILOT = ("InstanceType", "Price", "SpotPrice", "Region")
 FORMS = (
@@ -47,14 +47,14 @@ class _Row:
         return (self.values.get(column) or "").strip()
 
     def required(self, column: str) -> str:
-        """The same, but an empty cell is an error."""
+        """The cell as `text` gives it; an empty one is an error."""
         found = self.text(column)
         if not found:
             raise self.fail(column, "is missing: write a value")
         return found
 
-    def dollars(self, column: str) -> float | None:
-        """A price an hour; None where the cell is empty."""
+    def hourly_usd(self, column: str) -> float | None:
+        """Dollars an hour; None if the cell is empty."""
         text = self.text(column)
         if not text:
             return None
@@ -77,9 +77,9 @@ def load_prices(path: Path, base: PriceBook | None = None) -> PriceBook:
     """
     try:
         state = path.stat()
-        if state.st_size > LARGEST_FILE:
+        if state.st_size > LARGEST_FILE_BYTES:
             raise PriceError(
-                f"{path}: is larger than {LARGEST_FILE // 2**20} MiB: write the instance types in use only"
+                f"{path}: is larger than {LARGEST_FILE_BYTES // 2**20} MiB: write the instance types in use only"
             )
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError, ValueError) as error:
@@ -138,17 +138,18 @@ def _unique(
             raise row.fail("the row", f"has more cells than the header's {len(reader.fieldnames or ())}")
         for one in read(row, as_of):
             key = (one.instance_type, one.capacity_type, one.zone)
-            usd, line = seen.setdefault(key, (one.price.hourly_usd, row.line))
-            if usd != one.price.hourly_usd:
+            hourly_usd, line = seen.setdefault(key, (one.price.hourly_usd, row.line))
+            if hourly_usd != one.price.hourly_usd:
                 raise row.fail(
-                    "InstanceType", f"{one.instance_type} costs {one.price.hourly_usd} here and {usd} in row {line}"
+                    "InstanceType",
+                    f"{one.instance_type} costs {one.price.hourly_usd} here and {hourly_usd} in row {line}",
                 )
             if line == row.line:
                 yield one
 
 
 def _anywhere(found: list[Override]) -> list[Override]:
-    """Where all zones of a file agree on the price of a type and capacity, it also holds where the zone is not known."""
+    """Overrides for an unknown zone: the price of a type and capacity on which all zones of a file agree."""
     prices: dict[tuple[str, str | None], list[Override]] = {}
     for one in found:
         prices.setdefault((one.instance_type, one.capacity_type), []).append(one)
@@ -160,15 +161,15 @@ def _anywhere(found: list[Override]) -> list[Override]:
 
 
 def _skypilot(row: _Row, as_of: str) -> list[Override]:
-    """One row is one type in one zone. An empty price or spot price is not known, and stays so."""
+    """Overrides of one row, which is one type in one zone. An empty price or spot price stays unknown."""
     name = row.text("InstanceType")
     if not name:
         raise row.fail("InstanceType", "is missing: write a whole node's; an accelerator's price alone is not one's")
     region, zone = row.required("Region"), row.text("AvailabilityZone") or None
     found = [
-        Override(name, Price(usd, f"{row.file}, {region}{said}", as_of), capacity, zone)
+        Override(name, Price(hourly_usd, f"{row.file}, {region}{said}", as_of), capacity, zone)
         for column, capacity, said in (("Price", "OnDemand", ""), ("SpotPrice", "Spot", ", spot"))
-        if (usd := row.dollars(column)) is not None
+        if (hourly_usd := row.hourly_usd(column)) is not None
     ]
     if not found:
         raise row.fail("Price", f"is missing and so is SpotPrice ({name}): write one of them, in dollars an hour")
@@ -176,7 +177,7 @@ def _skypilot(row: _Row, as_of: str) -> list[Override]:
 
 
 def _opencost(row: _Row, as_of: str) -> list[Override]:
-    """One row prices a class of assets. This book prices nodes by type; volumes are not its matter."""
+    """Overrides of one row, which prices a class of assets. Rows of volumes give none: this book prices nodes by type."""
     kind = row.required("AssetClass").lower()
     if kind == "pv":
         return []
@@ -188,10 +189,10 @@ def _opencost(row: _Row, as_of: str) -> list[Override]:
     name = row.text("InstanceType") or (row.text("InstanceID") if by_type else "")
     if not name:
         raise row.fail("InstanceType", "is missing, and the row names a single node: write the type that it prices")
-    usd = row.dollars("MarketPriceHourly")
-    if usd is None:
+    hourly_usd = row.hourly_usd("MarketPriceHourly")
+    if hourly_usd is None:
         raise row.fail("MarketPriceHourly", f"is missing ({name}): write dollars an hour")
     ended = row.text("EndTimestamp")
     if ended and not re.match(r"\d{4}-\d{2}-\d{2}", ended):
         raise row.fail("EndTimestamp", f"is not a date: {ended!r}: write for example 2026-11-21 00:00:00 UTC")
-    return [Override(name, Price(usd, f"{row.file}, OpenCost custom pricing", ended[:10] or as_of))]
+    return [Override(name, Price(hourly_usd, f"{row.file}, OpenCost custom pricing", ended[:10] or as_of))]

@@ -12,11 +12,11 @@ from importlib import resources
 from typing import Any
 
 USD_PER_GB_BETWEEN_ZONES = 0.02
-"""Both directions of traffic between zones of one region: $0.01 out and $0.01 in (AWS EC2 on-demand page, data transfer
-within a region; Google Cloud charges $0.01 once), so a byte that crosses costs its sender and its receiver together this."""
+"""Dollars for 1e9 bytes between zones of one region, sender and receiver together: $0.01 out and $0.01 in (AWS EC2 on-demand
+page, data transfer within a region; Google Cloud charges $0.01 once)."""
 
 MOST_HOURLY_USD = 1e5
-"""Of one node; what is dearer is a typing error."""
+"""Most dollars an hour of one node; a higher price is a typing error."""
 
 
 class PriceError(ValueError):

@@ -29,7 +29,7 @@ def test_a_timeline_by_hand() -> None:
     """Layers of 1 s and 10 bytes; a bucket of 20 bytes takes 1 + 2 s."""
     scheduler = CommunicationScheduler([LayerGradients(1.0, 10)] * 5, line(1.0, 0.1))
     found = scheduler.simulate(20.0)
-    assert [(b.ready, b.start, b.end) for b in found.sent] == [(2, 2, 5), (4, 5, 8), (5, 8, 10)]
+    assert [(b.ready_seconds, b.start_seconds, b.end_seconds) for b in found.sent] == [(2, 2, 5), (4, 5, 8), (5, 8, 10)]
     assert (found.communication_seconds, found.exposed_seconds, found.overlap) == (8, 5, pytest.approx(3 / 8))
 
 

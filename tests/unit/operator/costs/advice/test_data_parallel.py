@@ -12,8 +12,8 @@ from cost_aware_operator.costs.advice.data_parallel import DataParallelCostAnaly
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.models.communication import Fabric, Link
 from cost_aware_operator.costs.models.layout import Layout, Recompute, StateSharding
+from cost_aware_operator.costs.models.machines import Machine
 from cost_aware_operator.costs.models.model_parallel import DecoderShape
-from cost_aware_operator.costs.models.predict import Machine
 from cost_aware_operator.costs.tables.hardware import NumberFormat, accelerator
 
 ANALYZER = DataParallelCostAnalyzer()
@@ -57,15 +57,15 @@ def test_predicted_efficiency_falls_as_nodes_are_added() -> None:
 def test_a_billion_fp32_gradients_over_100_gbit_take_0_64_seconds() -> None:
     """research/trainer.md, E, without latency: 8 GB each way over 12.5 GB/s."""
     group = Fabric(1, Link(1e12, 0), Link(12.5e9, 0)).group(1024)
-    assert ANALYZER.synchronisation(group, 4e9, 0.0).total == pytest.approx(0.64, rel=0.01)
+    assert ANALYZER.synchronisation(group, 4e9, 0.0).total_seconds == pytest.approx(0.64, rel=0.01)
 
 
 def test_a_long_backward_hides_all_but_the_last_bucket() -> None:
     group = fabric().group(16)
     found = ANALYZER.synchronisation(group, 1e9, 1e3)
-    assert found.exposed == pytest.approx(found.total / found.buckets)
-    assert found.slowed > 0
-    assert ANALYZER.synchronisation(group, 1e9, 0.0).exposed == pytest.approx(found.total)
+    assert found.exposed_seconds == pytest.approx(found.total_seconds / found.buckets)
+    assert found.slowed_seconds > 0
+    assert ANALYZER.synchronisation(group, 1e9, 0.0).exposed_seconds == pytest.approx(found.total_seconds)
     assert ANALYZER.synchronisation(fabric().group(1), 1e9, 1.0).cost_seconds == 0
 
 
@@ -82,7 +82,7 @@ def test_more_bandwidth_or_more_backward_never_exposes_more(
     size: float, window: float, ranks: int, factor: float, sharding: StateSharding
 ) -> None:
     def exposed(network: float, seconds: float) -> float:
-        return ANALYZER.synchronisation(fabric(network).group(ranks), size, seconds, sharding=sharding).exposed
+        return ANALYZER.synchronisation(fabric(network).group(ranks), size, seconds, sharding=sharding).exposed_seconds
 
     slow = exposed(1e9, window)
     assert 0 <= slow < math.inf
@@ -104,7 +104,7 @@ def test_the_global_batch_is_kept(
     batch: int, ranks: int, largest: int, passes: tuple[int, ...], efficiency: float
 ) -> None:
     share = ANALYZER.distribute_batch(batch, ranks, largest)
-    assert (share.global_batch, share.micro_batches, share.efficiency) == (batch, passes, pytest.approx(efficiency))
+    assert (share.global_batch, share.micro_batch_sizes, share.efficiency) == (batch, passes, pytest.approx(efficiency))
     assert share.even is (batch % ranks == 0)
 
 
@@ -116,10 +116,10 @@ def test_no_sequence_is_lost_and_no_pass_too_many(batch: int, ranks: int, larges
         return
     share = ANALYZER.distribute_batch(batch, ranks, largest)
     assert share.global_batch == batch
-    assert sum(share.micro_batches) == share.larger
-    assert max(share.micro_batches) <= largest
-    assert len(share.micro_batches) == math.ceil(share.larger / largest)
-    assert min(share.micro_batches) >= 1
+    assert sum(share.micro_batch_sizes) == share.larger
+    assert max(share.micro_batch_sizes) <= largest
+    assert len(share.micro_batch_sizes) == math.ceil(share.larger / largest)
+    assert min(share.micro_batch_sizes) >= 1
 
 
 @given(ANY, ANY, ANY, ANY)

@@ -11,12 +11,8 @@ from hypothesis import strategies as st
 
 from cost_aware_operator.costs.models.compute import model_flops
 from cost_aware_operator.costs.models.layout import Layout, Practice, Recompute, StateSharding
-from cost_aware_operator.costs.models.model_parallel import (
-    GIB,
-    DecoderShape,
-    ModelParallelCostAnalyzer,
-    activation_elements,
-)
+from cost_aware_operator.costs.models.memory import GIB
+from cost_aware_operator.costs.models.model_parallel import DecoderShape, ModelParallelCostAnalyzer, activation_elements
 from cost_aware_operator.costs.models.stages import spread
 from cost_aware_operator.costs.tables.hardware import AcceleratorGeneration, NumberFormat
 

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.models.layout import Layout, Recompute, StateSharding
+from cost_aware_operator.costs.models.machines import Machine
 from cost_aware_operator.costs.models.model_parallel import DecoderShape
-from cost_aware_operator.costs.models.predict import Machine, predict
+from cost_aware_operator.costs.models.predict import predict
 from cost_aware_operator.costs.search.structure import Terms, structure
 from cost_aware_operator.costs.tables.hardware import NumberFormat, accelerator
 

@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from cost_aware_operator.api.spec import Objective
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.models.layout import Layout, Recompute, StateSharding
+from cost_aware_operator.costs.models.machines import Machine, usable_gib
 from cost_aware_operator.costs.models.model_parallel import DecoderShape
 from cost_aware_operator.costs.models.pipeline import PipelineSchedule
-from cost_aware_operator.costs.models.predict import Machine, memory_of_ranks, predict, usable_gib
+from cost_aware_operator.costs.models.predict import memory_of_ranks, predict
 from cost_aware_operator.costs.search.combinations import Bounds, Offer, Work
 from cost_aware_operator.costs.search.three_d import Need, ThreeDParallelCostAnalyzer, goodput_of
 from cost_aware_operator.costs.tables.hardware import NumberFormat, accelerator
@@ -107,7 +108,7 @@ def test_nothing_better_than_what_is_found_exists(
         if memory_of_ranks(shape, machine, layout).total <= usable_gib(machine):
             n = layout.ranks // gpus
             hours = work.steps * predict(shape, machine, layout).step_seconds / goodput_of(work, one, n) / 3600
-            costs.append((hours * n * one.hourly_usd, hours))
+            costs.append((hours * n * one.node_hourly_usd, hours))
     try:
         ranking = ANALYZER.search(work, [one], bounds, objective)
     except AnalysisError:
@@ -138,7 +139,7 @@ def test_better_or_cheaper_hardware_never_costs_more(part: str, factor: float, n
     gpu, machine = one.machine.accelerator, one.machine
     peaks = {p: factor * peak for p, peak in gpu.peak_tflops.items()}
     improved = {
-        "price": replace(one, hourly_usd=one.hourly_usd / factor),
+        "price": replace(one, node_hourly_usd=one.node_hourly_usd / factor),
         "network": replace(one, machine=replace(machine, network_gbit_per_s=factor * machine.network_gbit_per_s)),
         "link": replace(one, machine=replace(machine, link_gbytes_per_s=factor * machine.link_gbytes_per_s)),
         "memory": replace(one, machine=replace(machine, accelerator=replace(gpu, memory_gib=factor * gpu.memory_gib))),
