@@ -21,12 +21,16 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cost_aware_operator.costs.advice.compression import Compression, CompressionAdvice, GradientCompressor
 from cost_aware_operator.costs.models.communication import Fabric, Link
 from cost_aware_operator.costs.tables.hardware import Accelerator, AcceleratorGeneration
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BUCKET_BYTES = 4 * 2**20
 KINDS = tuple(Compression)
@@ -131,13 +135,43 @@ def measure(hosts: Sequence[Host], mebibytes: int, repeats: int) -> Report:
     return Report(**json.loads(answers[0]))
 
 
+def latency_seconds() -> float:
+    """How long one message between the ranks waits."""
+    import torch
+    import torch.distributed as dist
+
+    ping = torch.zeros(1)
+    started = time.perf_counter()
+    for _ in range(20):
+        dist.all_reduce(ping)
+    return (time.perf_counter() - started) / 40
+
+
+def quantise_seconds(buckets: list[Tensor], repeats: int) -> float:
+    """What a rank computes for the buckets of two ranks, without the wire; the median of `repeats`."""
+    import torch
+    import torch.distributed as dist
+
+    from cost_aware_trainer.distributed.compression.quantisation import BlockCodec
+
+    codec, seconds = BlockCodec(4), []
+    for _ in range(repeats + 1):
+        dist.barrier()
+        started = time.perf_counter()
+        for bucket in buckets:
+            halves = bucket.clone().view(2, -1)
+            packed = torch.cat([codec.encode(halves[:1]), codec.encode(halves[1:])])
+            halves.copy_(codec.decode(packed, halves.shape[1])).add_(codec.decode(packed[:1], halves.shape[1]))
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds[1:])
+
+
 def run_rank(mebibytes: int, repeats: int) -> None:
     """One of the two ranks; rank 0 prints its report as JSON."""
     import torch
     import torch.distributed as dist
 
     from cost_aware_trainer import contract
-    from cost_aware_trainer.distributed.compression.quantisation import BlockCodec
     from cost_aware_trainer.distributed.compression.sums import CompressedSum, Sum
 
     torch.set_num_threads(1)
@@ -174,30 +208,15 @@ def run_rank(mebibytes: int, repeats: int) -> None:
             sample = timed(compressed)
             if turn:
                 seconds[kind.value].append(sample)
-    ping = torch.zeros(1)
-    started = time.perf_counter()
-    for _ in range(20):
-        dist.all_reduce(ping)
-    latency_seconds = (time.perf_counter() - started) / 40
-    codec = BlockCodec(4)
-    quantise: list[float] = []
-    for _ in range(repeats + 1):
-        dist.barrier()
-        started = time.perf_counter()
-        for bucket in buckets:
-            # what a rank computes for one bucket of two ranks, without the wire
-            halves = bucket.clone().view(2, -1)
-            packed = torch.cat([codec.encode(halves[:1]), codec.encode(halves[1:])])
-            halves.copy_(codec.decode(packed, halves.shape[1])).add_(codec.decode(packed[:1], halves.shape[1]))
-        quantise.append(time.perf_counter() - started)
+    waited_seconds, codec_seconds = latency_seconds(), quantise_seconds(buckets, repeats)
     for compressed in sums.values():
         if compressed is not None:
             compressed.close()
     if dist.get_rank() == 0:
         medians = {kind: statistics.median(wall for wall, _ in of) for kind, of in seconds.items()}
         busy = {kind: statistics.median(busy for _, busy in of) for kind, of in seconds.items()}
-        report = {"seconds": medians, "busy": busy, "latency_seconds": latency_seconds}
-        print(json.dumps(report | {"quantise_seconds": statistics.median(quantise[1:])}))
+        report = {"seconds": medians, "busy": busy, "latency_seconds": waited_seconds}
+        print(json.dumps(report | {"quantise_seconds": codec_seconds}))
     dist.destroy_process_group()
 
 

@@ -36,7 +36,7 @@ def rank_main(rank: int, port: int, folder: Path, pairs: int, steps: int, barrie
     rendezvous = Rendezvous.from_environment()
     trainer, corpus = trainer_of(rendezvous, folder, pairs * steps + 100)
     bare = bare_step(corpus, rank)
-    trainer_step = trainer._step
+    trainer_step = trainer.step
     blocks: dict[str, list[float]] = {"trainer": [], "bare": []}
     busy: dict[str, list[float]] = {"trainer": [], "bare": []}
     for pair in range(-1, pairs):
@@ -53,14 +53,14 @@ def rank_main(rank: int, port: int, folder: Path, pairs: int, steps: int, barrie
     if rank == 0:
         report(blocks, busy, saves, pairs, steps)
     barrier.wait()
-    trainer._checkpointer.close()
+    trainer.close()
     disconnect()
 
 
 def trainer_of(rendezvous: Any, folder: Path, steps: int) -> tuple[Any, Any]:
     """The bundled trainer, as `python -m cost_aware_trainer` builds it."""
     from cost_aware_trainer.contract import BatchPlan, CheckpointPlan, DegreesPlan, ModelPlan, RunPlan
-    from cost_aware_trainer.contract.rank_environment import StepsLog, StopSignal, Surroundings
+    from cost_aware_trainer.contract.rank_environment import RankEnvironment, StepsLog, StopSignal
     from cost_aware_trainer.telemetry.metrics import RankMetrics
     from cost_aware_trainer.training.trainer import Trainer
 
@@ -74,12 +74,12 @@ def trainer_of(rendezvous: Any, folder: Path, steps: int) -> tuple[Any, Any]:
         degrees=DegreesPlan(data=RANKS),
         evaluate_every_steps=10**6,
     )
-    surroundings = Surroundings.from_environment()
+    environment = RankEnvironment.from_environment()
     ranks = rendezvous.join("first")
     metrics, log = RankMetrics(ranks.rank), StepsLog(folder / "steps.jsonl" if ranks.is_first else None)
     metrics.serve(ranks.local_rank)
-    trainer = Trainer(plan, ranks, surroundings, metrics, log, StopSignal(surroundings).is_set)
-    return trainer, trainer._corpus
+    trainer = Trainer(plan, ranks, environment, metrics, log, StopSignal(environment).is_set)
+    return trainer, trainer.corpus
 
 
 def bare_step(corpus: Any, rank: int) -> Any:
@@ -120,13 +120,13 @@ def save_seconds(trainer: Any, repeats: int, barrier: Barrier) -> dict[str, list
     found: dict[str, list[float]] = {"background": [], "synchronous": []}
     for _ in range(repeats):
         for kind in found:
-            trainer._step()
-            trainer._saves.settle()
+            trainer.step()
+            trainer.saves.settle()
             barrier.wait()
             started_seconds = time.perf_counter()
-            trainer._save(wait=kind == "synchronous")
+            trainer.save(wait=kind == "synchronous")
             found[kind].append(time.perf_counter() - started_seconds)
-            trainer._saves.settle()
+            trainer.saves.settle()
     return found
 
 

@@ -197,7 +197,7 @@ HANDED_OVER = [
 
 
 @pytest.mark.parametrize(("before", "after", "sharding", "strategy", "by_checkpoint"), HANDED_OVER)
-def test_what_compression_owes_is_owed_whole_after_a_change_of_degrees(
+def test_residuals_of_compression_are_carried_whole_through_a_change_of_degrees(
     pool, plan_of, before, after, sharding, strategy, by_checkpoint
 ):
     model = dataclasses.replace(MODEL, tied_embeddings=True)
@@ -207,12 +207,12 @@ def test_what_compression_owes_is_owed_whole_after_a_change_of_degrees(
     answers = pool.run(4, "hand_residuals_over", **plans, steps=4, by_checkpoint=by_checkpoint)
     shapes = parameter_shapes(model)
     # every rank's own rounding counts once, whichever rank it happened on
-    owed = whole(shapes, [item for own, _ in answers for item in own.items()])
-    assert all(float(tensor.abs().max()) > 0 for tensor in owed.values())
+    summed = whole(shapes, [item for own, _ in answers for item in own.items()])
+    assert all(float(tensor.abs().max()) > 0 for tensor in summed.values())
     for _, parts in answers:
         for (name, offsets, sizes), values in parts.items():
             slices = tuple(slice(offset, offset + size) for offset, size in zip(offsets, sizes, strict=True))
-            torch.testing.assert_close(values, owed[name][slices], rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(values, summed[name][slices], rtol=1e-4, atol=1e-6)
     held = {name for _, parts in answers for name, _, _ in parts}
     assert held == set(shapes)
 

@@ -30,8 +30,9 @@ import yaml
 
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.control.loop.reconcile import Reconciler
-from cost_aware_operator.control.reading.gather import CachedNodes, Gatherer
+from cost_aware_operator.control.reading.gather import Gatherer
 from cost_aware_operator.control.reading.memory import Memories
+from cost_aware_operator.control.reading.nodes import CachedNodes
 from cost_aware_operator.engines.cluster import ApiError, ConflictError
 from cost_aware_operator.engines.local.admission import Rules
 from cost_aware_operator.engines.local.cluster import LocalCluster

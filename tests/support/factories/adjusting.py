@@ -10,7 +10,6 @@ from tests.support.factories.facts import BOOK, START, job
 
 from cost_aware_operator.adjusting.adjuster import DynamicParallelismAdjuster
 from cost_aware_operator.adjusting.calibration import Measured
-from cost_aware_operator.adjusting.candidates import layout_of
 from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind
 from cost_aware_operator.adjusting.situation import AdjustSettings, Situation, Verdict, Window
 from cost_aware_operator.api.spec import AdjustPolicy
@@ -51,7 +50,7 @@ def window(plan: Plan, efficiency: float, slow_network: float = 1.0, seconds: fl
     """What ranks of a plan would measure if the models were right, on links that are slower than listed."""
     offer = ROOMY.offers[0]
     machine = replace(offer.machine, network_gbit_per_s=offer.machine.network_gbit_per_s / slow_network)
-    found = step_seconds(ROOMY.work.shape, machine, layout_of(plan, 32, offer))
+    found = step_seconds(ROOMY.work.shape, machine, plan.layout(32, offer.precision))
     measured = Measured(float(found.total), float(found.compute + found.optimizer))
     return Window(seconds, 20, efficiency, float(found.total) * 1.02, measured)
 

@@ -8,7 +8,8 @@ from typing import Any, cast
 
 from tests.support.factories.facts import START, decide, facts, job
 
-from cost_aware_operator.control.reading.gather import CachedNodes, Gatherer
+from cost_aware_operator.control.reading.gather import Gatherer
+from cost_aware_operator.control.reading.nodes import CachedNodes
 from cost_aware_operator.sources.metrics_source import Answers
 from cost_aware_operator.workload.defaults import PodDefaults
 

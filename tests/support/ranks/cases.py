@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from cost_aware_trainer.contract import Reconfiguration, RunPlan, Sharding
-from cost_aware_trainer.contract.rank_environment import Surroundings
+from cost_aware_trainer.contract.rank_environment import RankEnvironment
 from cost_aware_trainer.distributed.collectives import disconnect
 from cost_aware_trainer.distributed.layout import box_of
 from cost_aware_trainer.models.decoder import parameter_shapes
@@ -33,12 +33,12 @@ def train(place, plan, stop_after=None):
     plan = RunPlan.from_json(plan)
     check_plan(plan, place.size)
     ranks, log = place.join("first"), MemoryLog()
-    surroundings, metrics = Surroundings(0, None, None), RankMetrics(place.rank)
-    trainer = Trainer(plan, ranks, surroundings, metrics, log, lambda: len(log.entries) + 1 == stop_after)
+    environment, metrics = RankEnvironment(0, None, None), RankMetrics(place.rank)
+    trainer = Trainer(plan, ranks, environment, metrics, log, lambda: len(log.entries) + 1 == stop_after)
     loaded = checksums_of(trainer)
     result = trainer.run()
     checksums = checksums_of(trainer)
-    trainer._arrangement.close()
+    trainer.rank_model.close()
     return {
         "steps": log.entries,
         "result": dataclasses.asdict(result),
@@ -51,17 +51,17 @@ def straggle(place, plan, slow_rank, seconds):
     """Runs a plan while one rank takes so much longer to read each micro-batch; every rank's own steps."""
     plan = RunPlan.from_json(plan)
     ranks, log = place.join("first"), MemoryLog()
-    trainer = Trainer(plan, ranks, Surroundings(0, None, None), RankMetrics(place.rank), log, lambda: False)
-    read = trainer._arrangement.tokens
+    trainer = Trainer(plan, ranks, RankEnvironment(0, None, None), RankMetrics(place.rank), log, lambda: False)
+    read = trainer.rank_model.tokens
 
     def slow(*arguments):
         time.sleep(seconds)
         return read(*arguments)
 
     if place.rank == slow_rank:
-        trainer._arrangement.tokens = slow
+        trainer.rank_model.tokens = slow
     trainer.run()
-    trainer._arrangement.close()
+    trainer.rank_model.close()
     return log.entries
 
 
@@ -92,10 +92,10 @@ def _reconfigure(place, plan, successors):
         return seen[-1] if seen else None
 
     succession = Succession(newest, lambda: 0.0, place.join)
-    surroundings, metrics = Surroundings(0, None, None), RankMetrics(place.rank)
-    trainer = Trainer(plan, ranks, surroundings, metrics, log, lambda: False, succession)
+    environment, metrics = RankEnvironment(0, None, None), RankMetrics(place.rank)
+    trainer = Trainer(plan, ranks, environment, metrics, log, lambda: False, succession)
     result = trainer.run()
-    trainer._arrangement.close()
+    trainer.rank_model.close()
     threads = len(list(Path("/proc/self/task").iterdir()))
     return {"steps": log.entries, "result": dataclasses.asdict(result), "threads": threads}
 
@@ -103,49 +103,49 @@ def _reconfigure(place, plan, successors):
 def hand_residuals_over(place, plan, successor, steps, by_checkpoint):
     """Trains a few compressed steps and then goes on under another plan, in process or from a checkpoint.
 
-    Returns what this rank's compression owed by itself, {(parameter, box): values}, and what it owes under the new plan.
+    Returns the residuals of this rank alone, {(parameter, box): values}, and those it carries under the new plan.
     """
     plan = RunPlan.from_json(plan)
     log, order = MemoryLog(), Reconfiguration(attempt=1, plan=RunPlan.from_json(successor))
     succession = Succession(lambda: order if len(log.entries) + 1 >= steps else None, lambda: 0.0, place.join)
-    surroundings, metrics = Surroundings(0, None, None), RankMetrics(place.rank)
-    trainer = Trainer(plan, place.join("first"), surroundings, metrics, log, lambda: False, succession)
+    environment, metrics = RankEnvironment(0, None, None), RankMetrics(place.rank)
+    trainer = Trainer(plan, place.join("first"), environment, metrics, log, lambda: False, succession)
 
-    def boxed(arrangement, values):
-        held = {name: h for h in arrangement._replica.held for name in (h.name, h.key)}
+    def boxed(rank_model, values):
+        held = {name: h for h in rank_model.part.parameters for name in (h.name, h.key)}
         return {
             (name, held[name].box.offsets, held[name].box.sizes): value.view_as(held[name].value).clone()
             for name, value in values.items()
         }
 
     for _ in range(steps):
-        trainer._step()
+        trainer.step()
     # without a name for it: a reference would keep the old groups alive, and with them their names
-    replica, shapes = trainer._arrangement._replica, parameter_shapes(plan.model)
-    before = sharded_residuals(replica, plan, shapes)
-    if replica._data_sum is not None:
-        before = boxed(trainer._arrangement, replica._data_sum.compressed.residuals())
-    del replica
+    part, shapes = trainer.rank_model.part, parameter_shapes(plan.model)
+    before = sharded_residuals(part, plan, shapes)
+    if part.data_sum is not None:
+        before = boxed(trainer.rank_model, part.data_sum.compressed.residuals())
+    del part
     if by_checkpoint:
-        trainer._save(wait=True, stops=True)
+        trainer.save(wait=True, stops=True)
         leave(trainer)
         del trainer
         disconnect()
         gc.collect()
-        trainer = Trainer(order.plan, place.join("second"), surroundings, metrics, log, lambda: False)
+        trainer = Trainer(order.plan, place.join("second"), environment, metrics, log, lambda: False)
     else:
-        trainer._reconfigure()
-    after = boxed(trainer._arrangement, trainer._arrangement._replica._owed)
-    trainer._step()
-    assert not trainer._arrangement._replica._owed
+        trainer.reconfigure()
+    after = boxed(trainer.rank_model, trainer.rank_model.part.residuals)
+    trainer.step()
+    assert not trainer.rank_model.part.residuals
     leave(trainer)
     return before, after
 
 
-def sharded_residuals(replica, plan, shapes):
-    """What this rank's compressed reduce-scatters owe, {(parameter, box): values}, from fully_shard's flat gradients."""
-    found, ranks, place = {}, plan.degrees.data, replica._mesh.place
-    for (scatter, _), owned in zip(replica._scatters, replica._flat, strict=True):
+def sharded_residuals(part, plan, shapes):
+    """Residuals of this rank's compressed reduce-scatters, {(parameter, box): values}, from fully_shard's flat gradients."""
+    found, ranks, place = {}, plan.degrees.data, part.mesh.place
+    for (scatter, _), owned in zip(part.scatters, part.scattered_parameters, strict=True):
         rows, start = scatter.residual(), 0
         for held in owned:
             shape = held.parameter.shape
@@ -159,9 +159,8 @@ def sharded_residuals(replica, plan, shapes):
 
 
 def leave(trainer):
-    trainer._arrangement.close()
-    trainer._checkpointer.close()
-    trainer._prefetcher.close()
+    trainer.rank_model.close()
+    trainer.close()
 
 
 def replicate(place, kind, lost, flip=None):
@@ -184,7 +183,7 @@ def replicate(place, kind, lost, flip=None):
     keeper = getattr(replicas, kind)(ranks.background)
     packed = replicas.pack(state)
     keeper.save(packed)
-    held = keeper.held if kind == "RingCopies" else keeper.parity
+    held = keeper.peer_state if kind == "RingCopies" else keeper.parity
     held_bytes = held.numel()
     if place.rank == flip:
         held[held.numel() // 2] ^= 1
@@ -201,7 +200,7 @@ def replicate(place, kind, lost, flip=None):
 
 def checksums_of(trainer):
     """Checksums of the run's state as it is in memory, from all ranks' parts."""
-    arrangement = trainer._arrangement
-    parts = arrangement.parts()
-    facts = arrangement.checksums.facts(checkpointable(parts), parts)
+    rank_model = trainer.rank_model
+    parts = rank_model.parts()
+    facts = rank_model.checksums.facts(checkpointable(parts), parts)
     return {name: fact.checksum for name, fact in facts.items()}

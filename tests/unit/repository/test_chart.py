@@ -120,6 +120,7 @@ def test_the_operator_is_told_what_it_needs() -> None:
         "CATJ_SCRAPE_INTERVAL_SECONDS": "2",
         "CATJ_SCRAPE_CONCURRENCY": "64",
         "CATJ_LOG_LEVEL": "INFO",
+        "CATJ_LOG_FORMAT": "text",
     }
     downward = {
         item["name"]: item["valueFrom"]["fieldRef"]["fieldPath"] for item in container["env"] if "valueFrom" in item

@@ -193,3 +193,28 @@ def test_hooks_before_a_commit_run_what_the_environment_has() -> None:
     (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     assert local["repo"] == "local"
     assert all(hook["language"] == "system" and hook["entry"].startswith(".venv/bin/") for hook in local["hooks"])
+
+
+def test_files_that_the_architecture_names_are_there() -> None:
+    """Paths are below one of the two packages; `room/file.py`, or a folder."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)+\.(?:py|csv))`", text))
+    assert len(named) > 25
+    packages = (ROOT / "operator/src/cost_aware_operator", ROOT / "trainer_image/src/cost_aware_trainer")
+    assert {name for name in named if not any((package / name).is_file() for package in packages)} == set()
+    rooms = set(re.findall(r"^\| ((?:`[a-z/_]+`(?:, )?)+) \|", text, re.M))
+    folders = {name for room in rooms for name in re.findall(r"`([a-z/_]+)`", room)}
+    assert {name for name in folders if not any((package / name).is_dir() for package in packages)} == set()
+    tops = {path.name for package in packages for path in package.iterdir() if (path / "__init__.py").is_file()}
+    assert tops - {name.split("/")[0] for name in folders} == set(), "is a room that the architecture does not name"
+
+
+def test_each_word_of_the_glossary_is_one_sentence_and_found_by_its_letter() -> None:
+    for table in (ROOT / "docs/glossary.md").read_text().split("\n## ")[1:]:
+        rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", table, re.M)[1:]
+        words = [word for word, _ in rows if word != "---"]
+        assert len(words) > 8
+        for word, meaning in rows:
+            if word != "---":
+                assert re.fullmatch(r"[A-Z`].*[.]", meaning.strip()), word
+                assert ". " not in meaning.strip(), f"{word}: more than one sentence"

@@ -83,6 +83,19 @@ def classes_of_one_name() -> Iterator[str]:
     yield from (name for name, paths in found.items() if len(paths) > 1)
 
 
+def fields_without_a_line() -> Iterator[str]:
+    """Public fields of dataclasses and models without a line of documentation below them."""
+    for path in modules(*SOURCES):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.ClassDef) and any("dataclass" in ast.dump(one) for one in node.decorator_list):
+                for field, below in zip(node.body, [*node.body[1:], None], strict=True):
+                    if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
+                        continue
+                    documented = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
+                    if not documented and not field.target.id.startswith("_"):
+                        yield f"{node.name}.{field.target.id}"
+
+
 def star_imports() -> Iterator[str]:
     for path in modules(*SOURCES, *TESTS):
         for node in ast.walk(tree_of(path)):
@@ -135,8 +148,8 @@ def units_without_a_room() -> Iterator[str]:
 RULES: dict[str, Callable[[], Iterator[str]]] = {
     rule.__name__: rule
     for rule in (
-        long_files, long_functions, full_folders, unplain_docstrings, classes_of_one_name, star_imports, uses_of_private_names,
-        imports_among_tests, units_without_a_room,
+        long_files, long_functions, full_folders, unplain_docstrings, classes_of_one_name, fields_without_a_line, star_imports,
+        uses_of_private_names, imports_among_tests, units_without_a_room,
     )
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
-"""The training side: a pod's agent, the training runtime that torchrun starts on every rank, and the same for your own model.
+"""Training side: a pod's agent, the runtime that torchrun starts on every rank, and a session for your own model.
 
-`TrainingSession` is imported when it is first asked for, so that the agent and the contract stay free of PyTorch.
+`TrainingSession` is imported at its first use, so that the agent and the contract stay free of PyTorch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What torchrun starts on every rank: `python -m cost_aware_trainer [--plan PLAN.json] [--steps-log LOG.jsonl]`."""
+"""Program that torchrun starts on every rank: `python -m cost_aware_trainer [--plan PLAN.json] [--steps-log LOG.jsonl]`."""
 
 import sys
 

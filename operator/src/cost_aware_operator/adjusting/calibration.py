@@ -19,23 +19,24 @@ ROUNDS = 3
 
 @dataclass(frozen=True)
 class Measured:
-    """One step as the ranks of a job measured it, in seconds, without checkpoints, evaluation and waiting for data.
-
-    `working_seconds` compute or update weights, on the busiest rank; `step_seconds` adds exposed communication and bubbles.
-    """
+    """One step as the ranks measured it, without checkpoints, evaluation and waiting for data."""
 
     step_seconds: float
+    """Seconds of the step on the busiest rank: work, exposed communication and bubbles."""
     working_seconds: float
+    """Seconds in which the busiest rank computes or updates weights."""
     network_bytes_per_second: float | None = None
     """A rank's share of its node's network, as the ranks' probe found it before the first step; None where none was made."""
 
 
 @dataclass(frozen=True)
 class Calibrated:
-    """An offer as measured, and how far the prediction was off before: predicted over measured, less one."""
+    """An offer of nodes, corrected by what was measured on them."""
 
     offer: Offer
+    """The offer with its machine as measured."""
     error: float
+    """Predicted over measured step, less one, before the correction."""
 
 
 def calibrated(shape: DecoderShape, offer: Offer, layout: Layout, measured: Measured) -> Calibrated:

@@ -9,11 +9,9 @@ from cost_aware_operator.adjusting.calibration import Calibrated, Measured, cali
 from cost_aware_operator.adjusting.changes import Change, Kind
 from cost_aware_operator.adjusting.situation import Situation
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.models.layout import Layout, Recompute, StateSharding
-from cost_aware_operator.costs.models.pipeline import PipelineSchedule
 from cost_aware_operator.costs.search.combinations import Bounds, Offer
 from cost_aware_operator.costs.search.three_d import Ranking, ThreeDParallelCostAnalyzer
-from cost_aware_operator.planning.plan import Plan, is_other_kind, type_of
+from cost_aware_operator.planning.plan import is_other_kind, type_of
 
 PRIOR_DOWNTIME_SECONDS = {Kind.REBALANCE: 10.0, Kind.RESIZE: 60.0, Kind.MOVE: 60.0, Kind.SHRINK: 60.0}
 """Until this job has been changed once: ranks that rebuild in place, pods that come or go, and all pods made anew."""
@@ -22,27 +20,9 @@ SAME_PODS = (Kind.RESIZE, Kind.SHRINK)
 LEAST_MARGIN = 0.05
 """No change for a promise smaller than this share of a step's dollars, however small the model's error seems."""
 OTHER_TYPE_MARGIN = 0.2
-"""The same for nodes of another type: what was measured here says less of them."""
+"""Least promise of a change to nodes of another type: what was measured here says less about them."""
 CANDIDATES = 200
-"""Of a ranking, how many plans are looked at beyond those that cannot be."""
-
-
-def layout_of(plan: Plan, global_batch: int, offer: Offer) -> Layout:
-    """A plan as the cost models see it."""
-    schedule = PipelineSchedule(plan.schedule)
-    return Layout(
-        data=plan.data,
-        tensor=plan.tensor,
-        pipeline=plan.pipeline,
-        context=1,
-        sharding=StateSharding(plan.sharding),
-        interleave=plan.interleave,
-        recompute=Recompute(plan.recompute),
-        micro_batch=plan.micro_batch,
-        global_batch=global_batch,
-        precision=offer.precision,
-        schedule=PipelineSchedule.ONE_F_ONE_B if schedule is PipelineSchedule.INTERLEAVED else schedule,
-    )
+"""Number of plans of a ranking that are looked at."""
 
 
 def in_force(given: Situation, measured: Measured) -> Calibrated | None:
@@ -51,7 +31,7 @@ def in_force(given: Situation, measured: Measured) -> Calibrated | None:
     if space is None:
         return None
     offer = listed_offer(given) or space.offers[0]
-    layout = layout_of(given.plan, space.work.global_batch, offer)
+    layout = given.plan.layout(space.work.global_batch, offer.precision)
     return calibrated(space.work.shape, offer, layout, measured)
 
 

@@ -16,12 +16,12 @@ from cost_aware_operator.adjusting.candidates import (
 from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, described, plan_key
 from cost_aware_operator.adjusting.situation import (
     Action,
+    MeasuredSituation,
     Situation,
     Verdict,
     affordable,
     hold,
-    late,
-    step_usd,
+    measured_of,
     wants_time,
 )
 from cost_aware_operator.api.spec import AdjustPolicy
@@ -34,12 +34,16 @@ UNDONE = (ChangeOutcome.FAILED, ChangeOutcome.ROLLED_BACK)
 
 @dataclass(frozen=True)
 class Shortage:
-    """Pods that have found no node for `seconds`, while `held` others are paid for at `hourly_usd` together and cannot train."""
+    """Pods that have found no node, so that the others are paid for and cannot train."""
 
     pods: tuple[str, ...]
+    """Names of the pods that wait."""
     seconds: float
+    """Seconds that the oldest of them has waited."""
     held: int
+    """Number of pods that have a node."""
     hourly_usd: float | None
+    """Dollars an hour of those nodes together; None if a price is unknown."""
 
 
 def without_nodes(given: Situation, short: Shortage) -> Verdict:
@@ -53,6 +57,14 @@ def without_nodes(given: Situation, short: Shortage) -> Verdict:
     refusal = _cannot(given, short, waited)
     if refusal is not None:
         return refusal
+    measured = measured_of(given)
+    if measured is None or short.hourly_usd is None:
+        return hold("PriceUnknown", f"{waited}; without a price of the nodes no dollars can be compared")
+    return _cooling(given, waited) or _gone_on(measured, short, waited, short.hourly_usd / short.held)
+
+
+def _gone_on(given: MeasuredSituation, short: Shortage, waited: str, node_hourly_usd: float) -> Verdict:
+    """Whether the wait has cost as much as a change to fewer nodes."""
     if short.seconds < LEAST_WAIT_SECONDS:
         return hold("WaitingForNodes", f"{waited}; for {LEAST_WAIT_SECONDS:.0f} s it waits in any case")
     found = _smaller(given, short.held)
@@ -60,16 +72,15 @@ def without_nodes(given: Situation, short: Shortage) -> Verdict:
         return hold(
             "NoCandidate", f"{waited}; no plan on {short.held} or fewer nodes is within the manifest's bounds: it waits"
         )
-    target, then = found
-    node_usd = (short.hourly_usd or 0.0) / short.held / 3600
-    spent = short.seconds * node_usd * short.held
-    paid = downtime_seconds(given.changes, Kind.SHRINK) * node_usd * target.nodes
-    sums = f"the wait has cost ${spent:.3g}, and going on as {described(target)} costs ${paid:.3g}"
-    if spent < paid:
+    target, step_usd = found
+    waited_usd = short.seconds * node_hourly_usd / 3600 * short.held
+    paid_usd = downtime_seconds(given.changes, Kind.SHRINK) * node_hourly_usd / 3600 * target.nodes
+    sums = f"the wait has cost ${waited_usd:.3g}, and going on as {described(target)} costs ${paid_usd:.3g}"
+    if waited_usd < paid_usd:
         return hold("WaitingForNodes", f"{waited}; {sums}: until then it waits")
-    saved = given.remaining_steps * (step_usd(given) - then) - paid
+    saved_usd = given.remaining_steps * (given.step_usd - step_usd) - paid_usd
     action = Action.CHANGE if given.settings.policy is AdjustPolicy.ACT else Action.RECOMMEND
-    return Verdict(action, Kind.SHRINK.value, f"{waited}; {sums}", target, then, saved, kind=Kind.SHRINK)
+    return Verdict(action, Kind.SHRINK.value, f"{waited}; {sums}", target, step_usd, saved_usd, kind=Kind.SHRINK)
 
 
 def _cannot(given: Situation, short: Shortage, waited: str) -> Verdict | None:
@@ -79,8 +90,10 @@ def _cannot(given: Situation, short: Shortage, waited: str) -> Verdict | None:
         return hold("ModelUnknown", f"{waited}; without spec.model and known hardware no smaller plan can be predicted")
     if not short.held:
         return hold("WaitingForNodes", f"{waited}; nothing is paid for meanwhile")
-    if short.hourly_usd is None:
-        return hold("PriceUnknown", f"{waited}; without a price of the nodes no dollars can be compared")
+    return None
+
+
+def _cooling(given: Situation, waited: str) -> Verdict | None:
     last = given.changes[-1] if given.changes else None
     if last is not None and last.outcome is ChangeOutcome.FAILED:
         passed = (given.now - last.at).total_seconds()
@@ -89,32 +102,29 @@ def _cannot(given: Situation, short: Shortage, waited: str) -> Verdict | None:
     return None
 
 
-def _smaller(given: Situation, nodes: int) -> tuple[Plan, float] | None:
+def _smaller(given: MeasuredSituation, nodes: int) -> tuple[Plan, float] | None:
     """The best plan on so many nodes or fewer by the job's objective, and the dollars of one of its steps."""
-    if given.window is None or given.hourly_usd is None:
-        raise AssertionError("the caller gives both")
     known = in_force(given, given.window.measured)
     ranking = ranked(given, known.offer) if known is not None else None
     if ranking is None:
         return None
-    overhead = given.window.wall_step_seconds - given.window.measured.step_seconds
-    node_usd = given.hourly_usd / given.plan.nodes / 3600
+    node_usd_a_second = given.node_hourly_usd / 3600
     fits = [row for row in range(len(ranking.columns)) if int(ranking.columns.nodes[row]) <= nodes][:CANDIDATES]
     options = []
     for row in fits:
         target = plan_of(given.plan, ranking, row)
         if plan_key(target) not in given.barred:
-            seconds = float(ranking.columns.step_seconds[row]) + overhead
-            options.append((target, seconds * target.nodes * node_usd, seconds))
+            seconds = float(ranking.columns.step_seconds[row]) + given.overhead_seconds
+            options.append((target, seconds * target.nodes * node_usd_a_second, seconds))
     if not options:
         return None
-    best = min(options, key=lambda o: o[2] if wants_time(given) or late(given) else o[1])
+    best = min(options, key=lambda o: o[2] if wants_time(given) or given.is_late else o[1])
     return best[:2]
 
 
-def regrown(given: Situation) -> Verdict | None:
+def regrown(given: MeasuredSituation) -> Verdict | None:
     """Whether to go back to the plan from before nodes were lost; None while there are none for it, or it would not pay."""
-    if given.window is None or given.hourly_usd is None or given.spare_nodes is None:
+    if given.spare_nodes is None:
         return None
     last = given.changes[-1] if given.changes else None
     if last is None or (given.now - last.at).total_seconds() < given.settings.cooldown_seconds:
@@ -127,35 +137,35 @@ def regrown(given: Situation) -> Verdict | None:
         return None
     change = max(origins, key=lambda c: c.origin.nodes)
     target = replace(change.origin, excluded_nodes=given.plan.excluded_nodes)
-    node_usd = given.hourly_usd / given.plan.nodes / 3600
-    then, now = change.before_at(node_usd * 3600), step_usd(given)
-    seconds, wall = then / node_usd / target.nodes, given.window.wall_step_seconds
+    node_hourly_usd, now_usd = given.node_hourly_usd, given.step_usd
+    step_usd = change.before_at(node_hourly_usd)
+    seconds, wall = step_usd * 3600 / node_hourly_usd / target.nodes, given.window.wall_step_seconds
     downtime = downtime_seconds(given.changes, Kind.RESIZE)
-    paid = downtime * target.nodes * node_usd
-    saved = given.remaining_steps * (now - then) - paid
+    paid_usd = downtime * target.nodes * node_hourly_usd / 3600
+    saved_usd = given.remaining_steps * (now_usd - step_usd) - paid_usd
     nodes = f"there are nodes for {described(target)} again"
-    if wants_time(given) or late(given):
+    if wants_time(given) or given.is_late:
         sooner = given.remaining_steps * (wall - seconds) - downtime
         if seconds > wall * (1 - LEAST_MARGIN) or sooner <= 0:
             return None
-        if not affordable(given, given.remaining_steps * then + paid):
+        if not affordable(given, given.remaining_steps * step_usd + paid_usd):
             return None
         text = f"{nodes}: a step took {seconds:.3g} s under it and takes {wall:.3g} s now, so the run ends {sooner:.0f} s sooner"
     else:
-        if then > now * (1 - LEAST_MARGIN) or saved <= given.settings.minimum_savings_usd:
+        if step_usd > now_usd * (1 - LEAST_MARGIN) or saved_usd <= given.settings.minimum_savings_usd:
             return None
-        steps = f"{given.remaining_steps:,} steps x (${now:.3g} - ${then:.3g})"
-        text = f"{nodes}: {steps} - ${paid:.3g} for the change = ${saved:.3g}"
+        steps = f"{given.remaining_steps:,} steps x (${now_usd:.3g} - ${step_usd:.3g})"
+        text = f"{nodes}: {steps} - ${paid_usd:.3g} for the change = ${saved_usd:.3g}"
     action = Action.CHANGE if given.settings.policy is AdjustPolicy.ACT else Action.RECOMMEND
-    return Verdict(action, Kind.RESIZE.value, text, target, then, saved)
+    return Verdict(action, Kind.RESIZE.value, text, target, step_usd, saved_usd)
 
 
-def _nodes_allowed(given: Situation) -> int:
-    """By the manifest of today, which may have been changed since: its most nodes, and its most dollars an hour."""
-    if given.space is None or given.hourly_usd is None:
+def _nodes_allowed(given: MeasuredSituation) -> int:
+    """Most nodes that the manifest of today allows, by their number and by its dollars an hour."""
+    if given.space is None:
         return 0
-    bounds, node_usd = given.space.bounds, given.hourly_usd / given.plan.nodes
-    dear = math.inf if bounds.max_hourly_usd is None else bounds.max_hourly_usd / node_usd
+    bounds = given.space.bounds
+    dear = math.inf if bounds.max_hourly_usd is None else bounds.max_hourly_usd / given.node_hourly_usd
     return int(min(bounds.nodes_max, dear + 1e-9))
 
 

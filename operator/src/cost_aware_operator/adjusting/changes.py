@@ -45,32 +45,44 @@ class ChangeOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class Change:
-    """One change of plan. Dollars and seconds are of one step, measured before, promised, and measured after.
-
-    `predicted_savings_usd` is over the steps that were left, the cost of the change taken off; `realised_savings_usd` the same with
-    what was measured. `is_rollback` undoes the change before it.
-    """
+    """One change of plan: what was measured before it, what was promised, and what came of it."""
 
     at: datetime
+    """When it was decided."""
     attempt: int
+    """The attempt that carries it out."""
     kind: Kind
+    """How it is made."""
     origin: Plan
+    """The plan before it."""
     target: Plan
+    """The plan that it leads to."""
     reason: str
+    """Why, with the figures."""
     before_step_usd: float
+    """Dollars of a step before it, as measured."""
     predicted_step_usd: float
+    """Dollars of a step after it, as promised."""
     predicted_savings_usd: float
+    """Dollars promised over the steps that were left, the cost of the change taken off."""
     remaining_steps: int
+    """Steps that were left."""
     is_rollback: bool = False
+    """Whether it undoes the change before it."""
     before_node_usd: float | None = None
     """Dollars an hour of one node when it was decided: what a price does since is not the plan's doing."""
     resumed_at: datetime | None = None
+    """When the first step under it was seen."""
     realised_step_usd: float | None = None
+    """Dollars of a step after it, as measured; None until a window is."""
     realised_savings_usd: float | None = None
+    """Dollars saved over the steps that were left, as measured; None until a window is."""
     downtime_seconds: float | None = None
+    """Seconds from the decision to the first step under it."""
     stage_seconds: Mapping[str, float] = field(default_factory=dict)
     """What the ranks say of it, by `Stage`; empty where they do not tell."""
     outcome: ChangeOutcome = ChangeOutcome.IN_PROGRESS
+    """What came of it."""
 
     def before_at(self, node_usd: float) -> float:
         """Dollars of a step before the change, at another price of a node; of another type's the present price says nothing."""
@@ -91,7 +103,7 @@ def under_way(changes: Sequence[Change]) -> Change | None:
 
 
 def plan_key(plan: Plan) -> str:
-    """What makes one plan of a job another: by this it is barred."""
+    """Key that identifies a plan within a job; barred plans are remembered by it."""
     parts = (
         plan.nodes, plan.data, plan.tensor, plan.pipeline, plan.micro_batch, plan.sharding, plan.recompute, plan.schedule,
         plan.interleave, "+".join(plan.instance_types),
@@ -107,18 +119,18 @@ def described(plan: Plan) -> str:
 
 
 def described_from(plan: Plan, origin: Plan) -> str:
-    """The same, with the type of its nodes where that is another than the origin's."""
+    """A plan in a few words, with the type of its nodes if the origin has another."""
     other = plan.instance_types != origin.instance_types
     return described(plan) + (f", of {' or '.join(plan.instance_types)}" if other else "")
 
 
 def move_key(node: str) -> str:
-    """By this it is barred to leave a node, where that did not work."""
+    """Key of a move off a node; a move that did not work is remembered by it."""
     return f"off {node}"
 
 
 def kind_of(origin: Plan, target: Plan) -> Kind:
-    """How one gets from a plan to another."""
+    """Kind of change that leads from one plan to another."""
     if (origin.excluded_nodes, origin.instance_types) != (target.excluded_nodes, target.instance_types):
         return Kind.MOVE
     return Kind.REBALANCE if origin.nodes == target.nodes else Kind.RESIZE

@@ -15,16 +15,18 @@ from cost_aware_operator.adjusting.changes import (
     move_key,
     plan_key,
 )
-from cost_aware_operator.adjusting.situation import Action, Situation, Verdict, step_usd
+from cost_aware_operator.adjusting.situation import Action, Situation, Verdict, measured_of
 from cost_aware_operator.planning.plan import Plan
 
 
 @dataclass(frozen=True)
 class History:
-    """The newest changes, oldest first, and the plans (`plan_key`) that are not tried again."""
+    """Changes of a run and plans that are not tried again."""
 
     changes: tuple[Change, ...] = ()
+    """The newest changes, oldest first."""
     barred: tuple[str, ...] = ()
+    """Keys of plans (`plan_key`) and of moves (`move_key`) that did not work."""
 
     @property
     def last(self) -> Change | None:
@@ -39,10 +41,13 @@ class History:
         """With a change that the verdict orders; a rollback ends the change that it undoes, and bars its plan.
 
         Raises:
-            ValueError: the verdict orders nothing.
+            ValueError: the verdict orders nothing, or nothing was measured that it could rest on.
         """
         if verdict.plan is None or verdict.action not in (Action.CHANGE, Action.ROLL_BACK):
             raise ValueError(f"{verdict.action} is no change")
+        measured = measured_of(situation)
+        if measured is None:
+            raise ValueError("nothing was measured under the plan in force")
         judged, back = self.judged(situation), verdict.action is Action.ROLL_BACK
         last = judged.last
         if last is not None and back:
@@ -56,12 +61,12 @@ class History:
             origin=situation.plan,
             target=verdict.plan,
             reason=verdict.message,
-            before_step_usd=step_usd(situation),
+            before_step_usd=measured.step_usd,
             predicted_step_usd=verdict.predicted_step_usd or 0.0,
             predicted_savings_usd=verdict.predicted_savings_usd or 0.0,
             remaining_steps=situation.remaining_steps,
             is_rollback=back,
-            before_node_usd=None if situation.hourly_usd is None else situation.hourly_usd / situation.plan.nodes,
+            before_node_usd=measured.node_hourly_usd,
         )
         return History((*judged.changes, change)[-KEPT:], judged.barred)
 
@@ -83,16 +88,12 @@ class History:
 
     def judged(self, situation: Situation) -> History:
         """With what the newest change has come to, once a window is measured under it."""
-        last, window = self.last, situation.window
-        if (
-            last is None
-            or last.outcome is not ChangeOutcome.CHECKING
-            or window is None
-            or window.seconds < situation.settings.window_seconds
-            or situation.hourly_usd is None
-        ):
+        last, measured = self.last, measured_of(situation)
+        if last is None or last.outcome is not ChangeOutcome.CHECKING or measured is None:
             return self
-        kept = _realised(last, step_usd(situation), situation.hourly_usd, situation.plan.nodes)
+        if measured.window.seconds < measured.settings.window_seconds:
+            return self
+        kept = _realised(last, measured.step_usd, measured.hourly_usd, measured.plan.nodes)
         return self._with_last(kept)
 
     def complete(self, now: datetime, hourly_usd: float | None) -> History:
@@ -119,11 +120,11 @@ class History:
         return self._with_last(ended, bar=last.target), plan
 
 
-def _realised(change: Change, step_usd_: float, hourly_usd: float, nodes: int) -> Change:
+def _realised(change: Change, step_usd: float, hourly_usd: float, nodes: int) -> Change:
     """A change that stays, with what a step costs under it, and what it saved of the steps that were left, its own cost taken off."""
     paid = (change.downtime_seconds or 0.0) * hourly_usd / 3600
-    savings = change.remaining_steps * (change.before_at(hourly_usd / nodes) - step_usd_) - paid
-    return replace(change, realised_step_usd=step_usd_, realised_savings_usd=savings, outcome=ChangeOutcome.KEPT)
+    savings = change.remaining_steps * (change.before_at(hourly_usd / nodes) - step_usd) - paid
+    return replace(change, realised_step_usd=step_usd, realised_savings_usd=savings, outcome=ChangeOutcome.KEPT)
 
 
 def _keys(change: Change, bar: Plan) -> tuple[str, ...]:

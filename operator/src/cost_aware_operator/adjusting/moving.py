@@ -8,30 +8,34 @@ from cost_aware_operator.adjusting.candidates import LEAST_MARGIN, downtime_seco
 from cost_aware_operator.adjusting.changes import Kind, described, move_key
 from cost_aware_operator.adjusting.situation import (
     Action,
-    Situation,
+    MeasuredSituation,
     SlowNode,
     Verdict,
     hold,
-    late,
-    step_usd,
     wants_time,
 )
 from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.planning.plan import Plan, plan_of
 
 FEWER = 50
-"""Of the plans on fewer nodes, how many are looked at."""
+"""Number of plans on fewer nodes that are looked at."""
 
 
 @dataclass(frozen=True)
 class _Option:
+    """A way to leave a slow node."""
+
     plan: Plan
+    """The plan without the node."""
     step_usd: float
+    """Dollars of one of its steps."""
     saved_usd: float
+    """Dollars saved over the rest of the run, the cost of the change taken off."""
     paid_usd: float
+    """Dollars that the change itself costs."""
 
 
-def slow_node(given: Situation, *, search: bool = True) -> Verdict | None:
+def slow_node(given: MeasuredSituation, *, search: bool = True) -> Verdict | None:
     """Whether to leave the node that holds the others up; None where there is none.
 
     With another node to go to, the dollars decide alone. Without one, plans on fewer nodes are looked at as all other plans are: while
@@ -62,7 +66,7 @@ def _named(slow: SlowNode) -> str:
     )
 
 
-def _no_room(given: Situation) -> str:
+def _no_room(given: MeasuredSituation) -> str:
     return "nodes may not be listed" if given.spare_nodes is None else "no other node could take the pod"
 
 
@@ -78,27 +82,25 @@ def _gained(slow: SlowNode) -> float:
     return max(0.0, slow.working_seconds - max(slow.rest_seconds, slow.peers_seconds))
 
 
-def _option(given: Situation, plan: Plan, seconds: float) -> _Option:
-    if given.hourly_usd is None:
-        raise AssertionError("checked before")
-    node_usd = given.hourly_usd / given.plan.nodes / 3600
-    then = seconds * plan.nodes * node_usd
-    paid = downtime_seconds(given.changes, Kind.MOVE) * max(plan.nodes, given.plan.nodes) * node_usd
-    return _Option(plan, then, given.remaining_steps * (step_usd(given) - then) - paid, paid)
+def _option(given: MeasuredSituation, plan: Plan, seconds: float) -> _Option:
+    node_usd_a_second = given.node_hourly_usd / 3600
+    step_usd = seconds * plan.nodes * node_usd_a_second
+    paid_usd = downtime_seconds(given.changes, Kind.MOVE) * max(plan.nodes, given.plan.nodes) * node_usd_a_second
+    return _Option(plan, step_usd, given.remaining_steps * (given.step_usd - step_usd) - paid_usd, paid_usd)
 
 
-def _elsewhere(given: Situation, slow: SlowNode) -> _Option | None:
-    """The same degrees, with another node in place of the slow one."""
-    if given.window is None or not given.spare_nodes:
+def _elsewhere(given: MeasuredSituation, slow: SlowNode) -> _Option | None:
+    """The plan in force with another node in place of the slow one."""
+    if not given.spare_nodes:
         return None
     seconds = given.window.wall_step_seconds - _gained(slow)
     return _option(given, _without(given.plan, slow), seconds)
 
 
-def _fewer(given: Situation, slow: SlowNode) -> _Option | None:
+def _fewer(given: MeasuredSituation, slow: SlowNode) -> _Option | None:
     """The plan on fewer nodes that saves most, predicted for nodes as fast as the slow one's peers."""
     window = given.window
-    if window is None or given.plan.nodes == 1 or window.efficiency >= given.settings.threshold:
+    if given.plan.nodes == 1 or window.efficiency >= given.settings.threshold:
         return None
     gained = _gained(slow)
     others = replace(
@@ -110,7 +112,7 @@ def _fewer(given: Situation, slow: SlowNode) -> _Option | None:
     ranking = ranked(given, known.offer) if known is not None else None
     if ranking is None:
         return None
-    overhead = window.wall_step_seconds - window.measured.step_seconds
+    overhead = given.overhead_seconds
     rows = [row for row in range(len(ranking.columns)) if int(ranking.columns.nodes[row]) < given.plan.nodes][:FEWER]
     options = [
         _option(
@@ -124,24 +126,24 @@ def _fewer(given: Situation, slow: SlowNode) -> _Option | None:
     return max(options, key=lambda o: o.saved_usd, default=None)
 
 
-def _misses(given: Situation, seconds: float) -> bool:
+def _misses(given: MeasuredSituation, seconds: float) -> bool:
     """Whether a deadline that is kept now, or could be, would be missed; or a step takes longer where time is the objective."""
-    if wants_time(given) and given.window is not None and seconds > given.window.wall_step_seconds:
+    if wants_time(given) and seconds > given.window.wall_step_seconds:
         return True
     left = given.deadline_left_seconds
     return left is not None and given.remaining_steps * seconds + downtime_seconds(given.changes, Kind.MOVE) > left
 
 
-def _worth(given: Situation, slow: SlowNode, best: _Option) -> Verdict:
+def _worth(given: MeasuredSituation, slow: SlowNode, best: _Option) -> Verdict:
     """The break-even gate."""
-    now = step_usd(given)
+    now_usd = given.step_usd
     margin = max(LEAST_MARGIN, prediction_error(given.changes))
     sums = (
-        f"{given.remaining_steps:,} steps x (${now:.3g} - ${best.step_usd:.3g}) - ${best.paid_usd:.3g} for the change "
+        f"{given.remaining_steps:,} steps x (${now_usd:.3g} - ${best.step_usd:.3g}) - ${best.paid_usd:.3g} for the change "
         f"= ${best.saved_usd:.3g}"
     )
-    enough = best.step_usd <= now * (1 - margin) and best.saved_usd > given.settings.minimum_savings_usd
-    if not (enough or (late(given) and best.plan.nodes == given.plan.nodes)):
+    enough = best.step_usd <= now_usd * (1 - margin) and best.saved_usd > given.settings.minimum_savings_usd
+    if not (enough or (given.is_late and best.plan.nodes == given.plan.nodes)):
         least = f"must exceed ${given.settings.minimum_savings_usd:.3g}, with {margin:.0%} off each step"
         if not given.spare_nodes:
             return hold("NoSpareNode", f"{_named(slow)}; {_no_room(given)}, and fewer do not pay: {sums}, and {least}")

@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 
 from cost_aware_operator.adjusting.adjuster import DynamicParallelismAdjuster
 from cost_aware_operator.adjusting.calibration import Measured, faster
-from cost_aware_operator.adjusting.candidates import layout_of
 from cost_aware_operator.adjusting.capacity import Shortage, without_nodes
 from cost_aware_operator.adjusting.changes import Change, Kind
 from cost_aware_operator.adjusting.history import History
@@ -33,8 +32,11 @@ class Absence:
     """Nodes that are gone for a while, as spot capacity is."""
 
     nodes: int
+    """Number of nodes that are gone."""
     begin_seconds: float
+    """When they go, in seconds since the start."""
     end_seconds: float
+    """When they are back, in seconds since the start."""
 
 
 def gone(trace: Iterable[Absence], seconds: float) -> int:
@@ -44,18 +46,20 @@ def gone(trace: Iterable[Absence], seconds: float) -> int:
 
 @dataclass(frozen=True)
 class World:
-    """What is true and nobody knows: machines as factors of their listed rates, noise, downtimes, and the price over time.
-
-    `overhead` is the share of a step that no plan changes (data, checkpoints). `noise` is the spread of a measured window.
-    """
+    """The truth that the adjuster does not know: machines, noise, downtimes and prices."""
 
     compute: float = 1.0
+    """Speed of arithmetic as a factor of the listed one."""
     network: float = 1.0
+    """Speed of the network as a factor of the listed one."""
     noise: float = 0.02
+    """Spread of a measured window, as a share."""
     overhead: float = 0.02
+    """Share of a step that no plan changes: data and checkpoints."""
     downtime_seconds: dict[Kind, float] = field(
         default_factory=lambda: {Kind.REBALANCE: 5.0, Kind.RESIZE: 40.0, Kind.MOVE: 45.0, Kind.SHRINK: 40.0}
     )
+    """Seconds that a change takes, by kind."""
     price: Callable[[float], float] = lambda seconds: 1.0
     """Times the list price, at so many seconds into the run."""
     straggler: float = 1.0
@@ -79,15 +83,20 @@ class World:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """How a simulated run went."""
+    """A simulated run's end."""
 
     usd: float
+    """Dollars that were paid."""
     seconds: float
+    """Seconds that it took."""
     downtime_seconds: float
+    """Seconds of changes and of waiting for nodes."""
     changes: tuple[Change, ...]
+    """Changes that were made, oldest first."""
     verdicts: tuple[tuple[float, Verdict], ...]
     """Each new verdict, with the seconds into the run at which it was first given."""
     plan: Plan
+    """The plan at the end."""
     submitted_usd: float
     """What the same steps would have cost under the plan that was submitted, at the prices at which they were done.
 
@@ -245,7 +254,9 @@ def _window(
 ) -> tuple[Window, float]:
     """What the ranks measure, and what a step truly takes in this window."""
     found = step_seconds(
-        space.work.shape, world.offer(listed, other=other).machine, layout_of(plan, space.work.global_batch, listed)
+        space.work.shape,
+        world.offer(listed, other=other).machine,
+        plan.layout(space.work.global_batch, listed.precision),
     )
     factor = max(0.2, chance.gauss(1.0, world.noise))
     working, modelled = factor * float(found.compute + found.optimizer), factor * float(found.total)

@@ -16,7 +16,9 @@ class JobKey:
     """A job's identity in the work queue."""
 
     namespace: str
+    """Its namespace."""
     name: str
+    """Its name."""
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
@@ -27,8 +29,11 @@ class JobReference:
     """One version of one job: what a write about it needs to know, whether or not its manifest could be read."""
 
     key: JobKey
+    """The job."""
     uid: str
+    """Its uid."""
     resource_version: str
+    """The version that was read."""
 
     @classmethod
     def to(cls, document: Mapping[str, Any]) -> JobReference:
@@ -41,18 +46,22 @@ class JobReference:
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A CostAwareTrainingJob as it was read from the API server.
-
-    `status` is what the last reconcile wrote.
-    """
+    """A CostAwareTrainingJob as it was read from the API server."""
 
     key: JobKey
+    """Its identity."""
     uid: str
+    """Its uid."""
     resource_version: str
+    """The version that was read."""
     generation: int
+    """Number of its manifest's versions."""
     created_at: datetime
+    """When it was made."""
     spec: JobSpec
+    """Its manifest."""
     status: JobStatus
+    """What the last reconcile wrote."""
 
     @property
     def reference(self) -> JobReference:

@@ -31,7 +31,7 @@ class ComputePrecision(StrEnum):
 
 
 class DataSpec(ApiModel):
-    """Where the bundled trainer's token files lie."""
+    """Volume and folder of the bundled trainer's token files."""
 
     volume: DnsName
     """A PersistentVolumeClaim of the job's namespace, mounted read-only."""
@@ -51,7 +51,7 @@ class TrainerConfig(ApiModel):
     learning_rate: Annotated[float, Field(gt=0, le=1)] = 3e-3
     """AdamW's peak learning rate."""
     minimum_learning_rate: Annotated[float, Field(ge=0, le=1)] = 3e-4
-    """Where the cosine schedule ends."""
+    """Learning rate at which the cosine schedule ends."""
     warmup_steps: Annotated[int, Field(ge=0, le=2**31 - 1)] = 20
     """Steps of linear warm-up."""
     weight_decay: Annotated[float, Field(ge=0, le=10)] = 0.1
@@ -63,7 +63,7 @@ class TrainerConfig(ApiModel):
     evaluation_samples: Positive = 128
     """Held-out samples of one evaluation."""
     precision: ComputePrecision | None = None
-    """Of activations and products; absent means bf16 on GPUs that have it, fp32 elsewhere."""
+    """Number format of activations and products; absent means bf16 on GPUs that have it, fp32 elsewhere."""
     compile: bool = False
     """Whether torch.compile compiles the model's layers: worth its minute on GPUs and long runs."""
 

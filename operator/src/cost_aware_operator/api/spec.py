@@ -71,11 +71,11 @@ class AllowedDegrees(ApiModel):
     """Values that the planner may choose from; an empty list leaves a degree open."""
 
     data: Degrees = ()
-    """Of `data`."""
+    """Allowed values of `data`."""
     tensor: Degrees = ()
-    """Of `tensor`."""
+    """Allowed values of `tensor`."""
     pipeline: Degrees = ()
-    """Of `pipeline`."""
+    """Allowed values of `pipeline`."""
 
 
 class ParallelismSpec(ApiModel):
@@ -154,7 +154,7 @@ class CommunicationSpec(ApiModel):
     """What ranks send to each other."""
 
     compression: GradientCompression = GradientCompression.NONE
-    """Of gradients between replicas; int8 and int4 in blocks with error feedback. Pays on slow links only."""
+    """How gradients travel between replicas; int8 and int4 in blocks with error feedback. Compression pays on slow links only."""
 
 
 class CheckpointRedundancy(StrEnum):
@@ -166,7 +166,7 @@ class CheckpointRedundancy(StrEnum):
 
 
 class CheckpointSpec(ApiModel):
-    """Where and how often the run is saved."""
+    """Volume, folder and interval of the run's checkpoints."""
 
     volume: DnsName
     """A ReadWriteMany PersistentVolumeClaim of the job's namespace."""
@@ -191,7 +191,7 @@ class TemplateSpec(ApiModel):
     image: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     """The trainer image; absent means the operator's default."""
     image_pull_policy: Annotated[str, StringConstraints(pattern="^(Always|IfNotPresent|Never)$")] | None = None
-    """As of a container."""
+    """When the image is pulled, as in a container."""
     image_pull_secrets: Annotated[tuple[DnsName, ...], Field(max_length=16)] = ()
     """Names of Secrets for the image's registry."""
     resources: Annotated[dict[str, Any] | None, Field(json_schema_extra=PRESERVE)] = None
@@ -221,7 +221,7 @@ class TemplateSpec(ApiModel):
     annotations: Annotated[dict[str, Argument], Field(max_length=64)] = Field(default_factory=dict)
     """Annotations of the pods."""
     priority_class_name: DnsName | None = None
-    """As of a pod."""
+    """The pods' PriorityClass."""
 
 
 def _immutable(field: str) -> dict[str, str]:
@@ -301,7 +301,7 @@ class JobSpec(ApiModel):
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     """Seconds after which a finished job is deleted; absent means never."""
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """Seconds that the pods may be active; then the job fails. As of a Job, it starts anew on resume."""
+    """Seconds that the pods may be active; then the job fails. The clock restarts on resume, as it does for a Job."""
     startup_deadline_seconds: Annotated[int, Field(ge=1, le=86400)] = 600
     """Seconds that the first pods may take to start (image, scheduling); then the job fails."""
     trainer: TrainerSpec
@@ -313,11 +313,11 @@ class JobSpec(ApiModel):
     parallelism: ParallelismSpec | None = None
     """Degrees; absent means planned."""
     objective: Objective = Objective.COST
-    """Of the plans that meet every bound, the one with the fewest dollars or the least time is chosen."""
+    """What is least in the chosen plan, of all that meet every bound: dollars (Cost) or time (Time)."""
     deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     """Seconds that the whole run may take as predicted; a plan that would take longer is not chosen."""
     nodes: NodesSpec = Field(default_factory=NodesSpec, json_schema_extra={"default": NodesSpec().to_document()})
-    """Where it runs."""
+    """Nodes that it may run on."""
     efficiency: EfficiencySpec = Field(
         default_factory=EfficiencySpec, json_schema_extra={"default": EfficiencySpec().to_document()}
     )

@@ -31,7 +31,7 @@ class ConditionType(StrEnum):
 
 
 class ConditionStatus(StrEnum):
-    """As of Kubernetes."""
+    """Status of a condition, as Kubernetes has it."""
 
     TRUE = "True"
     FALSE = "False"
@@ -74,15 +74,15 @@ class PredictedStatus(ApiModel):
     memory_gib: float | None = None
     """Per rank, at its peak."""
     hourly_usd: float | None = None
-    """Of all nodes together; absent while the price is unknown."""
+    """Dollars an hour of all nodes together; absent while the price is unknown."""
     step_seconds: float | None = None
-    """Of one optimizer step; absent, as all that follows, where model or hardware is not known."""
+    """Seconds of one optimizer step; absent, like all that follows, if model or hardware is not known."""
     efficiency: float | None = None
     """Share of the ranks' time that moves the weights."""
     hours: float | None = None
-    """Of the whole run, expected failures included."""
+    """Hours of the whole run, expected failures included."""
     total_usd: float | None = None
-    """Of the whole run; absent while the price is unknown."""
+    """Dollars of the whole run; absent while the price is unknown."""
 
 
 class AlternativeStatus(ApiModel):
@@ -95,9 +95,9 @@ class AlternativeStatus(ApiModel):
     instance_type: Text
     """What they would run on."""
     hours: float
-    """Of the whole run."""
+    """Hours of the whole run."""
     total_usd: float | None = None
-    """Of the whole run; absent while the price is unknown."""
+    """Dollars of the whole run; absent while the price is unknown."""
     why_not: Text
     """What it is worse at."""
 
@@ -106,13 +106,13 @@ class MeasuredStatus(ApiModel):
     """What the ranks measure under the plan, and how far the prediction is off; errors are |predicted - measured| / measured."""
 
     step_seconds: float
-    """Of one step on the rank that works longest, without checkpoints, evaluation and waiting for data, as predicted ones are."""
+    """Seconds of one step on the rank that works longest; like the predicted ones without checkpoints, evaluation and data."""
     step_error: float | None = None
-    """Of the predicted step; absent where none was predicted."""
+    """Error of the predicted step, as a share of the measured one; absent if none was predicted."""
     memory_gib: float | None = None
     """The largest peak of a rank; on CPUs all that is resident."""
     memory_error: float | None = None
-    """Of the predicted memory."""
+    """Error of the predicted memory, as a share of the measured one."""
 
 
 class PlanStatus(ApiModel):
@@ -154,7 +154,7 @@ class ProgressStatus(ApiModel):
     tokens: int
     """Tokens that made the current weights."""
     percent: Annotated[float, Field(ge=0, le=100)]
-    """Of the steps."""
+    """Share of the steps that are done, in percent."""
     loss: float | None = None
     """Training loss of the last step, nats per token."""
     heldout_loss: float | None = None
@@ -195,9 +195,9 @@ class EfficiencyStatus(ApiModel):
     evaluation: float
     """Held-out evaluation."""
     rank_tokens_per_second: float | None = None
-    """Tokens of a rank by the wall time of its steps."""
+    """Tokens per second of a rank, by the clock."""
     reference_tokens_per_second: float | None = None
-    """The same if it did nothing but compute and update; `current` is the one over the other."""
+    """Tokens per second of a rank that never waits; `current` is the rank's own rate over this one."""
     mfu: float | None = None
     """Operations that the model needs over what the ranks could do at their peak; absent where no peak is listed (CPUs)."""
 
@@ -255,15 +255,15 @@ class CostStatus(ApiModel):
     accrued_usd: float
     """Pod-seconds x the node's price."""
     spent: Text
-    """The same for the printed column."""
+    """The dollars as the printed column shows them."""
     by_cause: CausesStatus
-    """The same by cause."""
+    """The dollars by cause."""
     total_usd: float = 0.0
     """`accruedUSD` with transfer, storage and management."""
     by_block: BlocksStatus = BlocksStatus()
-    """The same by block."""
+    """The dollars by block."""
     savings: SavingsStatus | None = None
-    """Of the adjuster; absent until it has changed something."""
+    """Dollars that the adjuster saved; absent until it has changed something."""
     storage_usd: float = 0.0
     """List price of the checkpoints that are kept, while pods run, beside `accruedUSD`."""
     management_usd: float = 0.0
@@ -271,7 +271,7 @@ class CostStatus(ApiModel):
     transfer_usd: float = 0.0
     """Estimated price of bytes sent between zones, beside `accruedUSD`."""
     hourly_usd: float | None = None
-    """Of the pods that are up; absent while a price is unknown."""
+    """Dollars an hour of the pods that are up; absent while a price is unknown."""
     projected_usd: float | None = None
     """At the end of the run, at the current speed and price."""
     per_million_tokens_usd: float | None = None
@@ -281,7 +281,7 @@ class CostStatus(ApiModel):
     unpriced_pod_seconds: float = 0.0
     """Those of them that ran on nodes whose price is unknown: they are not in `accruedUSD`."""
     price_source: Text | None = None
-    """Where the price comes from."""
+    """Source of the price."""
     price_as_of: Text | None = None
     """The day it was true."""
 
@@ -317,13 +317,13 @@ class AdjustmentStatus(ApiModel):
     from_: Annotated[Text, Field(alias="from")]
     """Data x tensor x pipeline, nodes and micro-batch before."""
     to: Text
-    """The same after."""
+    """The plan after it."""
     reason: Text
     """Why, with its numbers."""
     predicted_savings_usd: float
     """Over the rest of the run, its own cost taken off."""
     realised_savings_usd: float | None = None
-    """The same with what was measured after; absent until then."""
+    """Dollars saved as measured after the change; absent until then."""
     downtime_seconds: float | None = None
     """From the decision to the first step under the new plan."""
     stages: StagesStatus | None = None
@@ -349,7 +349,7 @@ class StragglerStatus(ApiModel):
     rank: int
     """Its number."""
     pod: Text | None = None
-    """Where it runs."""
+    """The plan in force."""
     node: Text | None = None
     """The node under that pod."""
     slowdown: float
@@ -378,13 +378,13 @@ class JobStatus(ApiModel):
     progress: ProgressStatus | None = None
     """How far the run is."""
     efficiency: EfficiencyStatus | None = None
-    """Where the ranks' time goes."""
+    """Shares of the ranks' time."""
     stragglers: Annotated[tuple[StragglerStatus, ...], Field(max_length=16)] = ()
     """Ranks that hold up the others, the slowest first."""
     checkpoint: CheckpointStatus | None = None
     """How often it is saved; absent for a program of your own."""
     goodput: GoodputStatus | None = None
-    """Where all paid time went."""
+    """Shares of all paid time by cause."""
     cost: CostStatus | None = None
     """What it cost so far."""
     conditions: Annotated[

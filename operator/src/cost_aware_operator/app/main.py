@@ -6,6 +6,7 @@ doing is safe to repeat, and the next leader repeats it.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import base64
 import contextlib
@@ -23,6 +24,7 @@ from kubernetes.aio import client
 from kubernetes.aio.leaderelection import electionconfig, leaderelection
 
 from cost_aware_operator.api.job import JobKey
+from cost_aware_operator.app.logs import LogFormat, set_up_logs
 from cost_aware_operator.app.probes import Health, serve
 from cost_aware_operator.app.settings import Settings, SettingsError
 from cost_aware_operator.app.telemetry import Telemetry
@@ -30,8 +32,9 @@ from cost_aware_operator.app.watches import Version, kopf_settings, registry, ve
 from cost_aware_operator.control.loop.queue import KeyedQueue
 from cost_aware_operator.control.loop.reconcile import Reconciler
 from cost_aware_operator.control.loop.worker import work
-from cost_aware_operator.control.reading.gather import CachedNodes, Gatherer
+from cost_aware_operator.control.reading.gather import Gatherer
 from cost_aware_operator.control.reading.memory import Memories
+from cost_aware_operator.control.reading.nodes import CachedNodes
 from cost_aware_operator.engines.cluster import ApiError
 from cost_aware_operator.engines.kubernetes.client import KubernetesCluster, connect
 from cost_aware_operator.engines.kubernetes.lease import Lease
@@ -213,12 +216,14 @@ async def _first(*coroutines: Coroutine[Any, Any, Any]) -> None:
 
 def main() -> None:
     """The entry point."""
+    parser = argparse.ArgumentParser(prog="cost-aware-operator", description="Runs CostAwareTrainingJobs.")
+    parser.add_argument("--log-format", choices=[*LogFormat], help="text, or json for a log store (CATJ_LOG_FORMAT)")
+    asked = parser.parse_args().log_format
     try:
-        settings = Settings.from_environment()
+        settings = Settings.from_environment({**os.environ, **({"CATJ_LOG_FORMAT": asked} if asked else {})})
     except SettingsError as error:
         sys.exit(f"cost-aware-operator: {error}")
-    logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("kopf").setLevel(logging.WARNING)
+    set_up_logs(settings.log_format, settings.log_level)
     asyncio.run(run(settings))
 
 

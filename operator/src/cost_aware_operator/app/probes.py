@@ -20,14 +20,20 @@ QUEUE_AGE_LIMIT_SECONDS = 300.0
 
 @dataclass
 class Health:
-    """What the probes look at."""
+    """Figures that the probes look at."""
 
     monotonic: Callable[[], float]
+    """A clock that only grows, in seconds."""
     queue_age: Callable[[], float]
+    """Seconds that the oldest key has waited in the queue."""
     standing_by: bool = False
+    """Whether this process waits for the Lease."""
     leading: bool = False
+    """Whether it has the Lease."""
     synced: bool = False
+    """Whether its watches have delivered what there is."""
     missing_since: float | None = None
+    """Since when a job's change has been missing from the watches; None while none is."""
 
     def compared(self, missing: bool) -> None:
         """A list was compared with what the watches delivered; `missing` means that they lag behind it."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cost_aware_operator.app.logs import LogFormat
+
 
 class SettingsError(ValueError):
     """An environment variable cannot be used; the text names it."""
@@ -17,27 +19,38 @@ class SettingsError(ValueError):
 
 @dataclass(frozen=True)
 class Settings:
-    """How this process runs."""
+    """Settings of this process."""
 
     namespace: str
-    """Where the operator itself lives: its Lease and its key."""
+    """Namespace of the operator itself: its Lease and its key."""
     identity: str
     """This replica's name, as the Lease's holder."""
     lease_name: str
+    """The Lease by which one replica leads."""
     key_secret: str
+    """The Secret with the key that agents' tokens are made from."""
     prices_file: Path | None
+    """Prices of the installation; None for the shipped book alone."""
     pod_defaults_file: Path | None
+    """What is added to every pod; None for nothing."""
     watch_namespaces: tuple[str, ...]
     """Empty means all."""
     scrape_interval_seconds: float
+    """Seconds between two looks at a job that trains."""
     scrape_concurrency: int
+    """Requests to pods at one time."""
     prometheus_url: str | None
     """A server that is asked for the ranks' metrics; None: the ranks are."""
     prometheus_token_file: Path | None
     """What it is sent as a bearer token."""
     workers: int
+    """Jobs that are reconciled at one time."""
     port: int
+    """The port of probes and metrics."""
     log_level: str
+    """DEBUG, INFO, WARNING or ERROR."""
+    log_format: LogFormat
+    """How a line of the log is written."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Settings:
@@ -63,7 +76,16 @@ class Settings:
             workers=_positive(environment, "CATJ_WORKERS", 8),
             port=_positive(environment, "CATJ_PORT", 8080),
             log_level=environment.get("CATJ_LOG_LEVEL", "INFO").upper(),
+            log_format=_log_format(environment),
         )
+
+
+def _log_format(environment: Mapping[str, str]) -> LogFormat:
+    text = environment.get("CATJ_LOG_FORMAT") or LogFormat.TEXT
+    try:
+        return LogFormat(text)
+    except ValueError:
+        raise SettingsError(f"CATJ_LOG_FORMAT must be text or json, got {text!r}") from None
 
 
 def _url(environment: Mapping[str, str], name: str) -> str | None:

@@ -1,1 +1,1 @@
-"""Where jobs run: one protocol, and an implementation for each kind of place."""
+"""Engines that jobs run on: one protocol, and an implementation for each kind of place."""

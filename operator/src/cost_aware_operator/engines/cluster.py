@@ -30,8 +30,11 @@ class StoredData:
     """A ConfigMap's data with the version it was read at, for a write that fails if somebody wrote in between."""
 
     data: Mapping[str, str]
+    """The data."""
     resource_version: str
+    """The version that it was read at."""
     owner_uids: frozenset[str]
+    """Uids of its owners."""
 
 
 def owner_uids(document: Mapping[str, Any]) -> frozenset[str]:

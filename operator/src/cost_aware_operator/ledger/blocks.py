@@ -54,10 +54,12 @@ class Baseline(BaseModel):
 
 @dataclass(frozen=True)
 class Saved:
-    """Dollars of the steps since the first change: what they would have cost, and what they did, the changes included."""
+    """Dollars of the steps since the first change."""
 
     counterfactual_usd: float
+    """Dollars that the submitted plan would have cost."""
     paid_usd: float
+    """Dollars that were paid, the changes included."""
 
     @property
     def usd(self) -> float:

@@ -52,40 +52,52 @@ CAUSE_OF_PHASE = {
 
 @dataclass(frozen=True)
 class PodFacts:
-    """One pod as far as money is concerned.
-
-    `phase_seconds` is the mean over the pod's ranks, counted since the start of `attempt`; None where no rank answered.
-    `otherwise` is the cause of time that no phase explains: restart while ranks are being launched, else idle.
-    """
+    """One pod as the ledger sees it."""
 
     uid: str
+    """The pod's uid."""
     index: int
+    """Its index in the Job."""
     started_at: datetime
+    """When its container started."""
     ended_at: datetime | None
+    """When it ended; None while it runs."""
     instance_type: str | None
+    """Its node's type; None if not known."""
     zone: str | None
+    """Its node's zone; None if not known."""
     price: Price | None
+    """Its node's price; None if not known."""
     attempt: int = 0
+    """The attempt that its ranks belong to."""
     phase_seconds: Mapping[Phase, float] | None = None
+    """Seconds by phase since that attempt began, the mean over its ranks; None if no rank answered."""
     sent_bytes: float = 0.0
+    """Bytes that its ranks sent to others."""
     otherwise: Cause = Cause.IDLE
+    """Cause of the time that no phase explains."""
 
 
 @dataclass(frozen=True)
 class Fees:
-    """What is paid beside the nodes while a run has pods, in dollars an hour: what is stored, and the control plane."""
+    """Dollars an hour that are paid beside the nodes while a run has pods."""
 
     storage_hourly_usd: float = 0.0
+    """Kept checkpoints."""
     management_hourly_usd: float = 0.0
+    """The cluster's control plane."""
 
 
 @dataclass(frozen=True)
 class TrainedSteps:
-    """What the ranks say of their steps; all zero while none answers."""
+    """Steps as the ranks tell them; all zero while none answers."""
 
     attempt: int = 0
+    """The attempt."""
     step: int = 0
+    """The newest step that is done."""
     resumed_step: int = 0
+    """The step that the attempt resumed from."""
 
 
 class _State(BaseModel):
@@ -120,7 +132,7 @@ class LedgerState(_State):
     usd: dict[Cause, float] = {}
     seconds: dict[Cause, float] = {}
     data_usd: float = 0.0
-    """Of `idle`: what waited for data."""
+    """Dollars of waiting for data, a part of `idle`."""
     transfer_usd: float = 0.0
     storage_usd: float = 0.0
     management_usd: float = 0.0
@@ -158,12 +170,19 @@ class _Book:
     """Sums while one accrual is computed."""
 
     usd: dict[Cause, float]
+    """Dollars by cause."""
     seconds: dict[Cause, float]
+    """Pod-seconds by cause."""
     data_usd: float
+    """Dollars of waiting for data, a part of idle."""
     transfer_usd: float
+    """Dollars of bytes between zones."""
     pod_seconds: float
+    """Pod-seconds, priced or not."""
     unpriced_pod_seconds: float
+    """Pod-seconds without a price."""
     accounts: list[PodAccount] = field(default_factory=list)
+    """Accounts of the pods after this accrual."""
 
     def book(self, cause: Cause, seconds: float, hourly_usd: float | None) -> None:
         """Seconds of one pod that went to one cause."""

@@ -23,20 +23,35 @@ class RankSample:
     """One rank at one moment. Counters count since the rank's process started."""
 
     rank: int
+    """The rank's number."""
     attempt: int
+    """The attempt that its process belongs to."""
     step: int = 0
+    """The newest step that is done."""
     total_steps: int = 0
+    """Steps of the whole run."""
     steps: float = 0.0
+    """Steps that this process has done."""
     tokens: float = 0.0
+    """Tokens that this rank has trained."""
     step_seconds: float = 0.0
+    """Seconds of steps by the clock."""
     model_flops: float = 0.0
+    """Floating-point operations that the model needed for them."""
     communication_bytes: float = 0.0
+    """Bytes sent in training collectives."""
     memory_bytes: float = 0.0
+    """Peak memory, in bytes."""
     loss: float | None = None
+    """Training loss of the newest step, nats per token."""
     heldout_loss: float | None = None
+    """Loss of the newest evaluation, nats per token."""
     checkpoint_step: int | None = None
+    """Step of the newest whole checkpoint."""
     resumed_step: int | None = None
+    """Step that the attempt resumed from; None before it has."""
     phase_seconds: Mapping[Phase, float] = field(default_factory=dict)
+    """Seconds of steps by phase."""
     network_bytes_per_second: float | None = None
     """A rank's share of its node's network as the ranks' probe found it; None on one node."""
     stage_seconds: Mapping[LaunchStage, float] = field(default_factory=dict)
@@ -45,34 +60,42 @@ class RankSample:
 
 @dataclass(frozen=True)
 class Scrape:
-    """All ranks that answered, at one moment (seconds of a clock that only grows)."""
+    """One look at all ranks."""
 
     at: float
+    """The moment, in seconds of a clock that only grows."""
     ranks: tuple[RankSample, ...]
+    """Samples of the ranks that answered."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What happened between two scrapes of one attempt; shares are of the ranks' step time and add up to 1."""
+    """What happened between two scrapes of one attempt."""
 
     seconds: float
+    """Seconds between the two."""
     tokens_per_second: float
+    """Tokens a second of all ranks."""
     steps_per_second: float
+    """Steps a second, the mean over the ranks."""
     shares: Mapping[Phase, float]
+    """Shares of the ranks' step time by phase; they add up to 1."""
     attempt: int = 0
+    """The attempt."""
     steps: float = 0.0
     """Steps of the run in between."""
     rank_step_seconds: Mapping[Phase, float] = field(default_factory=dict)
-    """Of one step, by phase, on the rank that works longest: a slower one among them holds up all."""
+    """Seconds of one step by phase, on the rank that works longest: the slowest rank holds up all."""
     working_seconds: Mapping[int, float] = field(default_factory=dict)
-    """Of one step, by rank: compute and optimizer."""
+    """Seconds of one step in which a rank computes or updates, by rank."""
     ranks: int = 1
+    """Number of ranks."""
     rank_tokens_per_second: float = 0.0
-    """Of a rank, by the wall time of its steps."""
+    """Tokens per second of a rank, by the clock."""
     reference_tokens_per_second: float = 0.0
-    """Of a rank that did nothing but compute and update: its tokens over its working seconds, in the same steps."""
+    """Tokens per second of a rank that never waits, measured over the same steps."""
     flops_per_second: float = 0.0
-    """Of a rank, by the clock: what the model needs, not what the hardware did."""
+    """Floating-point operations per second of a rank, by the clock: what the model needs, not what the hardware did."""
     network_bytes_per_second: float | None = None
     """A rank's share of its node's network, as the ranks' own probe found it at their start; None on one node."""
 

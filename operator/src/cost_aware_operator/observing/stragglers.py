@@ -12,7 +12,7 @@ from cost_aware_operator.observing.samples import Observation, Scrape, observe
 STRAGGLING = 1.3
 """Times the median of its peers that a rank must work to be named."""
 UNEQUALLY_STRAGGLING = 1.5
-"""The same where peers have other work, and its ratio is computed and not measured: caches and small kernels break it."""
+"""Times the median if peers have other work: its ratio is computed and not measured, and caches and small kernels break it."""
 DEVIATIONS = 3 * 1.4826
 """And so many median absolute deviations from it, which are three standard deviations of normal noise."""
 
@@ -21,11 +21,14 @@ StageWorks = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class SlowRank:
-    """One straggler: seconds of a step in which it computes and updates, and those of the median of its peers."""
+    """One straggler."""
 
     rank: int
+    """Its number."""
     working_seconds: float
+    """Seconds of a step in which it computes and updates."""
     peers_seconds: float
+    """The median of its peers' seconds."""
 
     @property
     def slowdown(self) -> float:

@@ -12,18 +12,23 @@ from cost_aware_trainer.contract import Phase
 SLACK_SECONDS = 60.0
 """How far the clocks of a kubelet and of this process may be apart, and a report of a step late."""
 LARGEST = 2.0**63
-"""Of steps, tokens and bytes; operations may be more."""
+"""Largest number of steps, tokens or bytes that is believed; operations may be more."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What is known of a rank without asking it: its number, the newest attempt, its pod's age, and the run's size."""
+    """What is known of a rank without asking it."""
 
     rank: int
+    """Its number."""
     attempt: int
+    """The newest attempt that was given out."""
     alive_seconds: float
+    """Age of its pod, in seconds."""
     total_steps: int | None = None
+    """Steps of the run; None if the manifest does not say."""
     tokens_per_step: int | None = None
+    """Tokens of a step of all ranks; None if the manifest does not say."""
 
 
 def why_refused(sample: RankSample, limits: Limits, before: RankSample | None = None) -> str:

@@ -22,9 +22,13 @@ class Line:
     """One step of the arithmetic."""
 
     what: str
+    """Quantity."""
     value: str
+    """Its value with the unit."""
     how: str
+    """How the value was worked out."""
     source: str = ""
+    """Page that the formula or figure is from; empty where it needs none."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,9 @@ class Section:
     """Lines that belong together."""
 
     title: str
+    """Heading."""
     lines: tuple[Line, ...]
+    """Lines in order."""
 
 
 def arithmetic(ranking: Ranking, plan: RankedPlan) -> tuple[Section, ...]:

@@ -25,10 +25,12 @@ TRAINER = Abilities(
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why no plan exists: a condition's reason, and a message with the field, what was wrong and what to write instead."""
+    """Why no plan exists."""
 
     reason: str
+    """Reason of the condition, one CamelCase word."""
     message: str
+    """The field, what was wrong and what to write instead."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,11 @@ class PlanInput:
     """All that a plan depends on."""
 
     spec: JobSpec
+    """The manifest's spec."""
     prices: PriceBook
+    """The price book."""
     default_resources: Mapping[str, Any] | None = None
+    """The operator's resources for containers whose manifest gives none."""
 
 
 def refused(given: PlanInput) -> Refusal | None:

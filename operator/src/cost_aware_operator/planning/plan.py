@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 from cost_aware_operator.api.spec import CapacityType, CheckpointRedundancy, JobSpec
 from cost_aware_operator.costs.checks import AnalysisError
-from cost_aware_operator.costs.models.layout import Recompute, StateSharding, pipeline_schedule
+from cost_aware_operator.costs.models.layout import Layout, Recompute, StateSharding, pipeline_schedule
 from cost_aware_operator.costs.models.pipeline import PipelineSchedule
 from cost_aware_operator.costs.models.predict import usable_gib
 from cost_aware_operator.costs.search.combinations import Offer
 from cost_aware_operator.costs.search.three_d import Ranking, ThreeDParallelCostAnalyzer
-from cost_aware_operator.costs.tables.hardware import HardwareError
+from cost_aware_operator.costs.tables.hardware import HardwareError, NumberFormat
 from cost_aware_operator.planning import report
 from cost_aware_operator.planning.buckets import bucket_mib
 from cost_aware_operator.planning.checks import PlanInput as PlanInput
@@ -43,60 +43,120 @@ ALTERNATIVES = 5
 
 @dataclass(frozen=True)
 class Predicted:
-    """What a plan is expected to take; `total_usd` and `hours` of the whole run. Dollars are absent while prices are."""
+    """What a plan is expected to take."""
 
     step_seconds: float
+    """Seconds of one step."""
     efficiency: float
+    """Share of a step that computes or updates weights, 0 to 1."""
     hours: float
+    """Hours of the whole run."""
     total_usd: float | None
+    """Dollars of the whole run; None while prices are unknown."""
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """A runner-up: what, for how much, and why not."""
+    """A runner-up."""
 
     degrees: str
+    """Data x tensor x pipeline."""
     nodes: int
+    """Nodes of the run."""
     instance_type: str
+    """Instance type, with ` spot` where it is spot."""
     hours: float
+    """Hours of the whole run."""
     total_usd: float | None
+    """Dollars of the whole run; None while prices are unknown."""
     why_not: str
+    """Why it is not the plan."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Degrees and sizes of a run. `instance_types` are those that the pods may run on; empty means any. `spot`: bought as such.
-
-    `excluded_nodes` were slow, and no pod of the job runs on them again.
-    """
+    """Degrees and sizes of a run."""
 
     data: int
+    """Data-parallel degree: replicas of the model."""
     nodes: int
+    """Nodes of the run."""
     ranks_per_node: int
+    """Processes of one node."""
     micro_batch: int
+    """Sequences that a replica computes at once."""
     memory_gib: float | None
+    """GiB that the fullest rank is predicted to need; None where nothing is predicted."""
     hourly_usd: float | None
+    """Dollars an hour of all nodes together; None while a price is unknown."""
     explanation: str
+    """Why this plan, in sentences."""
     tensor: int = 1
+    """Tensor-parallel degree."""
     pipeline: int = 1
+    """Pipeline stages."""
     sharding: str = StateSharding.DDP.value
+    """State that data-parallel ranks share out, a `StateSharding`."""
     recompute: str = Recompute.NONE.value
+    """Activations that backward computes again, a `Recompute`."""
     schedule: str = PipelineSchedule.ONE_F_ONE_B.value
+    """Order of the pipeline's passes, a `PipelineSchedule`."""
     interleave: int = 1
+    """Model chunks of each pipeline stage; 1 is a plain pipeline."""
     stage_layers: tuple[int, ...] = ()
+    """Layers of each pipeline stage; empty without a pipeline."""
     precision: str = "fp32"
+    """Type in which matrix products are computed, a `NumberFormat`."""
     instance_types: tuple[str, ...] = ()
+    """Instance types that the pods may run on; empty means any."""
     spot: bool = False
+    """Whether the nodes are bought as spot."""
     bucket_mib: float | None = None
-    """Of gradients that replicas sum; None where the trainer's own choice stands. It makes no plan another one."""
+    """MiB of one bucket of gradients that replicas sum; None where the trainer's own choice stands. Two plans that
+    differ only in this are the same plan."""
     excluded_nodes: tuple[str, ...] = ()
+    """Nodes that were slow; no pod of the job runs on them again."""
     predicted: Predicted | None = None
+    """Expected step, hours and dollars; None where nothing is predicted."""
     alternatives: tuple[Alternative, ...] = ()
+    """Runners-up, best first."""
 
     @property
     def ranks(self) -> int:
         """Processes of the run."""
         return self.nodes * self.ranks_per_node
+
+    def layout(self, global_batch: int, precision: NumberFormat) -> Layout:
+        """The plan as the cost models see it. Chunks of an interleaved stage are told by `interleave` alone."""
+        schedule = PipelineSchedule(self.schedule)
+        return Layout(
+            data=self.data,
+            tensor=self.tensor,
+            pipeline=self.pipeline,
+            context=1,
+            sharding=StateSharding(self.sharding),
+            interleave=self.interleave,
+            recompute=Recompute(self.recompute),
+            micro_batch=self.micro_batch,
+            global_batch=global_batch,
+            precision=precision,
+            schedule=PipelineSchedule.ONE_F_ONE_B if schedule is PipelineSchedule.INTERLEAVED else schedule,
+        )
+
+    def laid_out(self, layout: Layout, stage_layers: tuple[int, ...]) -> Plan:
+        """The plan with a layout in place of its own; `stage_layers` counts only where there are stages."""
+        return replace(
+            self,
+            data=layout.data,
+            tensor=layout.tensor,
+            pipeline=layout.pipeline,
+            micro_batch=layout.micro_batch,
+            sharding=layout.sharding.value,
+            recompute=layout.recompute.value,
+            schedule=pipeline_schedule(layout).value,
+            interleave=layout.interleave,
+            stage_layers=stage_layers if layout.pipeline > 1 else (),
+        )
 
 
 def make_plan(given: PlanInput) -> Plan | Refusal:
@@ -183,18 +243,11 @@ def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
     types = given.spec.nodes.instance_types
     name = best.offer.removesuffix(" spot")
     memory = best.prediction.memory_gib
-    return Plan(
+    plan = Plan(
         data=layout.data,
-        tensor=layout.tensor,
-        pipeline=layout.pipeline,
         nodes=best.nodes,
         ranks_per_node=layout.ranks // best.nodes,
         micro_batch=layout.micro_batch,
-        sharding=layout.sharding.value,
-        recompute=layout.recompute.value,
-        schedule=pipeline_schedule(layout).value,
-        interleave=layout.interleave,
-        stage_layers=best.stage_layers if layout.pipeline > 1 else (),
         precision=layout.precision.value,
         bucket_mib=bucket_mib(space.work.shape, ranking.offer(best.row).machine, layout, ranking.parameters),
         instance_types=(name,) if name in types else types,
@@ -210,6 +263,7 @@ def _best(given: PlanInput, space: Space, ranking: Ranking) -> Plan:
             for o in others
         ),
     )
+    return plan.laid_out(layout, best.stage_layers)
 
 
 def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
@@ -222,17 +276,8 @@ def plan_of(current: Plan, ranking: Ranking, row: int) -> Plan:
         ranks = layout.ranks // nodes
         current = replace(current, instance_types=(type_of(offer),), spot=offer.spot, ranks_per_node=ranks)
     return replace(
-        current,
-        data=layout.data,
-        tensor=layout.tensor,
-        pipeline=layout.pipeline,
+        current.laid_out(layout, ranking.stage_layers(row)),
         nodes=nodes,
-        micro_batch=layout.micro_batch,
-        sharding=layout.sharding.value,
-        recompute=layout.recompute.value,
-        schedule=pipeline_schedule(layout).value,
-        interleave=layout.interleave,
-        stage_layers=ranking.stage_layers(row) if layout.pipeline > 1 else (),
         bucket_mib=bucket_mib(ranking.work.shape, offer.machine, layout, ranking.parameters),
         memory_gib=round(float(columns.memory_gib[row]), 3),
         hourly_usd=hourly,

@@ -31,25 +31,42 @@ MODEL_ERROR = 0.08
 
 @dataclass(frozen=True)
 class RankedPlan:
-    """One row of a ranking in full. `why_not` is empty for the best."""
+    """One row of a ranking in full."""
 
     rank: int
+    """Place in the list, from 1."""
     row: int
+    """Row in the ranking's columns."""
     offer: str
+    """Name of the offer."""
     nodes: int
+    """Nodes of the run."""
     layout: Layout
+    """How the model is laid out."""
     prediction: Prediction
+    """Predicted step and memory."""
     stage_layers: tuple[int, ...]
+    """Layers of each pipeline stage."""
     hourly_usd: float
+    """Dollars an hour of all nodes together."""
     hours: float
+    """Hours of the whole run."""
     usd: float
+    """Dollars of the whole run."""
     goodput: float
+    """Productive share of time under failures and checkpoints, 0 to 1."""
     efficiency: float
+    """Share of a step that computes or updates weights, 0 to 1."""
     bubble: float
+    """Share of a step that the pipeline's bubble takes, 0 to 1."""
     communication: float
+    """Share of a step of communication that computation does not hide, 0 to 1."""
     cost: CostStructure
+    """Dollars by block."""
     fabric: Fabric
+    """Links under the job."""
     why_not: str = ""
+    """Why it is not the best; empty for the best."""
 
     @property
     def degrees(self) -> str:

@@ -51,14 +51,20 @@ class PlanError(ValueError):
 
 @dataclass(frozen=True)
 class Space:
-    """What a search needs. `notes` says what the manifest left open and what was taken for it."""
+    """All that a search needs."""
 
     work: Work
+    """The training to be done."""
     offers: tuple[Offer, ...]
+    """Nodes that may be bought."""
     bounds: Bounds
+    """Limits of the search."""
     objective: Objective
+    """Goal: fewest dollars or least time."""
     prices: Mapping[str, Price]
+    """Prices by name of the offer; empty while prices are unknown."""
     notes: tuple[str, ...]
+    """Sentences on what the manifest left open and what was taken for it."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +72,15 @@ class Abilities:
     """What the trainer can run; the planner offers nothing else."""
 
     shardings: tuple[StateSharding, ...] = tuple(StateSharding)
+    """State shardings."""
     recomputes: tuple[Recompute, ...] = tuple(Recompute)
+    """Kinds of recompute."""
     schedules: tuple[PipelineSchedule, ...] = tuple(PipelineSchedule)
+    """Pipeline schedules."""
     filled_pipelines: bool = False
+    """Whether a pipeline needs as many micro-batches as it has stages, or more."""
     whole_vocabulary_shards: bool = False
+    """Whether tensor ranks must divide the vocabulary and the sequence without padding."""
     splits_model: bool = True
     """Whether tensor and pipeline degrees above 1 may be planned; those that a manifest writes down always are."""
 

@@ -20,11 +20,14 @@ def rank_name(rank: int, pod: PodView) -> str:
 
 @dataclass(frozen=True)
 class Answers:
-    """Samples by pod uid, and for each rank without one why, by `rank_name`. Samples were true `age_seconds` ago."""
+    """A source's answer about one job's ranks."""
 
     samples: Mapping[str, tuple[RankSample, ...]] = field(default_factory=dict)
+    """Samples by pod uid."""
     unheard: Mapping[str, str] = field(default_factory=dict)
+    """Why a rank has no sample, by `rank_name`."""
     age_seconds: float = 0.0
+    """Seconds since the samples were true."""
 
 
 class Agents(Protocol):
@@ -44,7 +47,7 @@ class Agents(Protocol):
 
 
 class MetricsSource(Protocol):
-    """Where the ranks' metrics come from."""
+    """A source of the ranks' metrics."""
 
     async def samples(self, job: JobKey, pods: Iterable[PodView], ranks_per_node: int) -> Answers:
         """The newest samples of a job's usable pods. Bounded in time and size; what goes wrong is told in the answer."""

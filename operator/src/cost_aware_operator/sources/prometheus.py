@@ -25,7 +25,7 @@ READ = (
     Metric.RESUMED_STEP, Metric.PHASE_SECONDS, Metric.LINK_BANDWIDTH, Metric.RECONFIGURATION_SECONDS,
 )  # fmt: skip
 MAX_BYTES = 20 * 2**20
-"""Of an answer: some 2,500 ranks."""
+"""Largest answer that is read: some 2,500 ranks."""
 STALE_SECONDS = 120.0
 """A sample that is older says nothing of the present."""
 
@@ -39,11 +39,17 @@ class _Series:
     """One rank's series of one attempt."""
 
     labels: Mapping[str, str]
+    """Labels of the newest series."""
     values: dict[str, float] = field(default_factory=dict)
+    """Values by metric."""
     phases: dict[str, float] = field(default_factory=dict)
+    """Seconds by phase."""
     links: dict[str, float] = field(default_factory=dict)
+    """Bytes a second by level of link."""
     stages: dict[str, float] = field(default_factory=dict)
+    """Seconds by stage of the launch."""
     age_seconds: float = 0.0
+    """Seconds since Prometheus read it."""
 
 
 class PrometheusSource:
@@ -83,7 +89,7 @@ class PrometheusSource:
         return Answers(samples, unheard, statistics.median(ages) if ages else 0.0)
 
     async def _series(self, job: JobKey) -> dict[int, _Series]:
-        """By rank, those of its newest attempt."""
+        """Series of each rank's newest attempt, by rank."""
         wanted = "|".join(READ)
         headers = await self._headers()
         read, told = await asyncio.gather(

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 ASKED = 3
 """Pods that are asked for what any of them can tell: agents of an older image cannot, and then none of them can."""
 PLAIN = {"Accept-Encoding": "identity"}
-"""What is small when packed may be large unpacked; the session must not unpack it either."""
+"""Responses stay compressed: a small body may unpack to gigabytes. The session must not unpack it either."""
 
 
 class RankUnreachableError(Exception):

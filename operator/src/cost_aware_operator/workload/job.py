@@ -1,4 +1,4 @@
-"""The children of a job: an Indexed Job, a headless Service and the agents' Secret."""
+"""The Indexed Job of a training job: one pod a node. Pure."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.names import (
     CHECKPOINT_MOUNT,
     checkpoint_folder,
+    child_metadata,
     labels,
-    owner_reference,
     secret_name,
 )
+from cost_aware_operator.workload.node_labels import INSTANCE_TYPE_LABELS, SPOT_LABELS
 from cost_aware_trainer.contract import (
     AGENT_PORT,
     ENV_ENDS_FOLDER,
@@ -38,49 +39,6 @@ ENDS_FOLDER = "pods"
 ANNOTATION_TEMPLATE = "costaware.dev/template-hash"
 NEVER_GIVE_UP = 1_000_000
 """The Job's own backoff limit. Whether a run is given up is the operator's decision, which knows whether it progressed."""
-
-_CAPACITY_LABELS = {
-    "karpenter.sh/capacity-type": "spot",
-    "eks.amazonaws.com/capacityType": "SPOT",
-    "cloud.google.com/gke-spot": "true",
-    "kubernetes.azure.com/scalesetpriority": "spot",
-}
-INSTANCE_TYPE_LABELS = ("node.kubernetes.io/instance-type", "beta.kubernetes.io/instance-type")
-ZONE_LABELS = ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone")
-
-
-def is_spot(node_labels: dict[str, str]) -> bool:
-    """Whether a node's labels say that it was bought as spot capacity."""
-    return any(node_labels.get(name) == value for name, value in _CAPACITY_LABELS.items())
-
-
-def service(job: TrainingJob) -> dict[str, Any]:
-    """The headless Service that gives pods their names; it publishes them before they are ready, for rendezvous."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": _metadata(job, job.key.name),
-        "spec": {
-            "clusterIP": "None",
-            "publishNotReadyAddresses": True,
-            "selector": labels(job.key.name),
-            "ports": [
-                {"name": "agent", "port": AGENT_PORT, "protocol": "TCP"},
-                {"name": "metrics", "port": METRICS_PORT, "protocol": "TCP"},
-            ],
-        },
-    }
-
-
-def secret(job: TrainingJob, token: str) -> dict[str, Any]:
-    """The agents' token, so that only the operator can give orders."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": _metadata(job, secret_name(job.key.name)),
-        "type": "Opaque",
-        "stringData": {"token": token},
-    }
 
 
 def template_hash(job: TrainingJob, plan: Plan) -> str:
@@ -113,19 +71,10 @@ def indexed_job(job: TrainingJob, plan: Plan, defaults: PodDefaults, *, suspend:
     }
     if job.spec.active_deadline_seconds is not None:
         spec["activeDeadlineSeconds"] = job.spec.active_deadline_seconds
-    metadata = _metadata(job, job.key.name)
+    metadata = child_metadata(job, job.key.name)
     metadata["labels"] = {**job.spec.template.labels, **metadata["labels"]}
     metadata["annotations"] = {ANNOTATION_TEMPLATE: template_hash(job, plan)}
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
-
-
-def _metadata(job: TrainingJob, name: str) -> dict[str, Any]:
-    return {
-        "name": name,
-        "namespace": job.key.namespace,
-        "labels": labels(job.key.name),
-        "ownerReferences": [owner_reference(job)],
-    }
 
 
 def _pod_template(job: TrainingJob, plan: Plan, defaults: PodDefaults) -> dict[str, Any]:
@@ -245,9 +194,9 @@ def _affinity(job: TrainingJob, plan: Plan) -> dict[str, Any]:
         expressions.append({"key": INSTANCE_TYPE_LABELS[0], "operator": "In", "values": list(plan.instance_types)})
     terms = [expressions]
     if nodes.capacity_type is CapacityType.SPOT:
-        terms = [[*expressions, {"key": k, "operator": "In", "values": [v]}] for k, v in _CAPACITY_LABELS.items()]
+        terms = [[*expressions, {"key": k, "operator": "In", "values": [v]}] for k, v in SPOT_LABELS.items()]
     elif nodes.capacity_type is CapacityType.ON_DEMAND:
-        terms = [expressions + [{"key": k, "operator": "NotIn", "values": [v]} for k, v in _CAPACITY_LABELS.items()]]
+        terms = [expressions + [{"key": k, "operator": "NotIn", "values": [v]} for k, v in SPOT_LABELS.items()]]
     affinity: dict[str, Any] = {
         "podAntiAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": [

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from cost_aware_operator.api import API_VERSION, KIND, LABEL_JOB
 from cost_aware_operator.api.job import JobKey, TrainingJob
 
@@ -48,3 +50,13 @@ def owner_reference(job: TrainingJob) -> dict[str, object]:
 def pod_host(key: JobKey, index: int) -> str:
     """The DNS name of a pod of an Indexed Job under the headless Service of the same name."""
     return f"{key.name}-{index}.{key.name}.{key.namespace}.svc"
+
+
+def child_metadata(job: TrainingJob, name: str) -> dict[str, Any]:
+    """Metadata of a child: its labels, and the owner with which it is removed."""
+    return {
+        "name": name,
+        "namespace": job.key.namespace,
+        "labels": labels(job.key.name),
+        "ownerReferences": [owner_reference(job)],
+    }

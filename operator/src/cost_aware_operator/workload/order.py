@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.planning.presets import shape_of
@@ -104,9 +102,7 @@ def carries_out(job: TrainingJob, order: RunOrder, plan: Plan) -> bool:
     wanted = run_plan(job, plan)
     if wanted is None or order.plan is None:
         return order.nodes == plan.nodes
-    strategy = replace(order.plan.strategy, bucket_mib=wanted.strategy.bucket_mib)
-    given = (order.nodes, order.plan.degrees, strategy, order.plan.batch)
-    return given == (plan.nodes, wanted.degrees, wanted.strategy, wanted.batch)
+    return order.nodes == plan.nodes and order.plan.same_layout_as(wanted)
 
 
 def run_order(

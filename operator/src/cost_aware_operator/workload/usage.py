@@ -15,15 +15,18 @@ Amounts = Mapping[str, float]
 
 @dataclass(frozen=True)
 class PodUse:
-    """What one pod takes of its node, in base units by resource, `pods` among them. `job` is the training job that it is of."""
+    """Amounts that one pod takes of its node."""
 
     amounts: Amounts
+    """Base units by resource, `pods` among them."""
     priority: int = 0
+    """The pod's priority."""
     job: JobKey | None = None
+    """The training job that it belongs to; None for any other pod."""
 
 
 def pod_use(document: Mapping[str, Any]) -> PodUse:
-    """Of a pod as the API server has it, its limits made requests where it has no others.
+    """Amounts that a pod takes, as the API server has it: limits count as requests if there are no others.
 
     The rule is the scheduler's: containers and sidecars together, or an init container with the sidecars before it where that is
     more, and the overhead of the runtime class (kubernetes.io/docs/concepts/workloads/pods/init-containers, "resource sharing").

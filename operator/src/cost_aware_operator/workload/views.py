@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from cost_aware_operator.workload.job import ANNOTATION_TEMPLATE, INSTANCE_TYPE_LABELS, ZONE_LABELS, is_spot
+from cost_aware_operator.workload.job import ANNOTATION_TEMPLATE
+from cost_aware_operator.workload.node_labels import INSTANCE_TYPE_LABELS, ZONE_LABELS, is_spot
 
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ErrImagePullBackOff")
@@ -22,20 +23,35 @@ class PodView:
     """A trainer pod."""
 
     name: str
+    """Its name."""
     uid: str
+    """Its uid."""
     index: int
+    """Its index in the Job."""
     ip: str | None
+    """Its address; None before it has one."""
     node: str | None
+    """Its node's name; None before it has one."""
     phase: str
+    """Its phase, as Kubernetes writes it."""
     created_at: datetime
+    """When it was made."""
     started_at: datetime | None
+    """When its container started; None before."""
     ended_at: datetime | None
+    """When it ended; None while it may run."""
     deleting: bool
+    """Whether it is being deleted."""
     running: bool
+    """Whether its container runs."""
     problem: str = ""
+    """Why it does not start; empty while nothing is wrong."""
     image_problem: bool = False
+    """Whether its image is the problem."""
     exit_code: int | None = None
+    """Its container's exit code; None while it runs."""
     priority: int = 0
+    """Its priority."""
     last_message: str = ""
     """What its agent left for the kubelet; see `cost_aware_trainer.contract.TERMINATION_FILE`."""
 
@@ -55,15 +71,25 @@ class ChildJobView:
     """The Indexed Job of a training job."""
 
     uid: str
+    """Its uid."""
     suspended: bool
+    """Whether it is suspended."""
     template_hash: str
+    """Hash of what its pods were made from."""
     deleting: bool
+    """Whether it is being deleted."""
     complete: bool
+    """Whether the Job controller calls it complete."""
     failure: tuple[str, str] | None
+    """Reason and message of a Job that failed; None otherwise."""
     started_at: datetime | None
+    """When the Job controller started it."""
     created_at: datetime
+    """When it was made."""
     active_deadline_seconds: int | None = None
+    """Seconds that its pods may be active; None for no limit."""
     completions: int | None = None
+    """Number of its pods."""
 
 
 @dataclass(frozen=True)
@@ -71,25 +97,37 @@ class Taint:
     """A node's taint."""
 
     key: str
+    """Its key."""
     value: str
+    """Its value."""
     effect: str
+    """NoSchedule, PreferNoSchedule or NoExecute."""
 
 
 @dataclass(frozen=True)
 class NodeView:
-    """A node: what its labels say of its price, and whether pods may go there. `allocatable` holds Kubernetes quantities."""
+    """A node: its price by its labels, and whether pods may go there."""
 
     name: str
+    """Its name."""
     instance_type: str | None
+    """Its instance type; None without a label."""
     zone: str | None
+    """Its zone; None without a label."""
     spot: bool
+    """Whether it was bought as spot capacity."""
     ready: bool = True
+    """Whether it is ready."""
     unschedulable: bool = False
+    """Whether its spec forbids new pods."""
     conditions: tuple[str, ...] = ()
     """Names of those that are True."""
     taints: tuple[Taint, ...] = ()
+    """Its taints."""
     labels: Mapping[str, str] = field(default_factory=dict)
+    """Its labels."""
     allocatable: Mapping[str, str] = field(default_factory=dict)
+    """What pods may take of it, as Kubernetes quantities."""
     taken: Mapping[str, float] | None = None
     """What other pods take of it, in base units; None where that is not known."""
 

@@ -24,7 +24,6 @@ from tests.support.factories.adjusting import (
 from tests.support.factories.facts import START
 
 from cost_aware_operator.adjusting.calibration import Measured, calibrated
-from cost_aware_operator.adjusting.candidates import layout_of
 from cost_aware_operator.adjusting.changes import ChangeOutcome, plan_key
 from cost_aware_operator.adjusting.situation import Action
 from cost_aware_operator.api.spec import AdjustPolicy
@@ -148,7 +147,7 @@ def test_calibration_finds_the_machine_that_was_measured(compute: float, network
         ),
         network_gbit_per_s=offer.machine.network_gbit_per_s * network,
     )
-    layout = layout_of(plan, 32, offer)
+    layout = plan.layout(32, offer.precision)
     truth = step_seconds(ROOMY.work.shape, real, layout)
     measured = Measured(float(truth.total), float(truth.compute + truth.optimizer))
     found = calibrated(ROOMY.work.shape, offer, layout, measured).offer
@@ -160,7 +159,7 @@ def test_calibration_finds_the_machine_that_was_measured(compute: float, network
 def test_where_steps_say_nothing_of_the_network_the_ranks_probe_does() -> None:
     offer = ROOMY.offers[0]
     single, _ = planned(nodes={**SPEC["nodes"], "min": 1, "max": 1})
-    layout = replace(layout_of(single, 32, offer), data=1, tensor=1, pipeline=1)
+    layout = replace(single.layout(32, offer.precision), data=1, tensor=1, pipeline=1)
     truth = step_seconds(ROOMY.work.shape, offer.machine, layout)
     quiet = Measured(float(truth.total), float(truth.compute + truth.optimizer))
     listed = calibrated(ROOMY.work.shape, offer, layout, quiet).offer.machine

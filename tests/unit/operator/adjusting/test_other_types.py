@@ -17,7 +17,7 @@ from cost_aware_operator.adjusting.adjuster import OtherPlan, worth_changing
 from cost_aware_operator.adjusting.changes import Change, ChangeOutcome, Kind, plan_key
 from cost_aware_operator.adjusting.history import History
 from cost_aware_operator.adjusting.simulate import World, simulate
-from cost_aware_operator.adjusting.situation import Action, Verdict, step_usd
+from cost_aware_operator.adjusting.situation import Action, Verdict, measured_of
 from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.planning.plan import Plan, PlanInput, adjusting_space, make_plan, planning_key
@@ -85,12 +85,14 @@ def test_another_type_must_promise_a_fifth_where_the_same_type_must_promise_a_tw
 
 def test_a_sound_promise_of_the_same_type_is_not_hidden_by_a_greater_one_of_another_that_is_not() -> None:
     given = situation(plan=PLAN, window=window(PLAN, 0.5), hourly_usd=2 * USD)
-    now = step_usd(given)
+    measured = measured_of(given)
+    assert measured is not None
+    now = measured.step_usd
     same = OtherPlan(replace(PLAN, micro_batch=1), 1.0, 0.9 * now, 0.0, 10.0, margin=0.05)
     other = OtherPlan(ELSEWHERE, 1.0, 0.85 * now, 0.0, 15.0, margin=0.2)
-    assert worth_changing(given, [other, same]).plan == same.plan
-    assert worth_changing(given, [other]).reason == "PromiseTooSmall"
-    assert worth_changing(given, [replace(other, step_usd=0.75 * now), same]).plan == ELSEWHERE
+    assert worth_changing(measured, [other, same]).plan == same.plan
+    assert worth_changing(measured, [other]).reason == "PromiseTooSmall"
+    assert worth_changing(measured, [replace(other, step_usd=0.75 * now), same]).plan == ELSEWHERE
 
 
 def moved(dearer: float, **over: Any) -> Change:

@@ -9,8 +9,10 @@ from tests.support.factories.facts import BOOK, START, job
 
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
 from cost_aware_operator.workload.defaults import PodDefaults
-from cost_aware_operator.workload.job import indexed_job, secret, service, template_hash
+from cost_aware_operator.workload.job import indexed_job, template_hash
 from cost_aware_operator.workload.order import carries_out, run_order
+from cost_aware_operator.workload.secret import secret
+from cost_aware_operator.workload.service import service
 from cost_aware_operator.workload.views import pod_view
 from cost_aware_trainer.contract import ENV_ENDS_FOLDER, ENV_POD_UID, ENV_PRELOAD, MEMORY_FOLDER, RunOrder
 

@@ -14,8 +14,9 @@ from tests.support.factories.stragglers import FIRST, GIVEN, NODES, trained
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.api.status import ConditionType
-from cost_aware_operator.control.reading.gather import MOST_LOOKED_AT, NODE_SECONDS, CachedNodes
+from cost_aware_operator.control.reading.gather import MOST_LOOKED_AT
 from cost_aware_operator.control.reading.memory import Memory
+from cost_aware_operator.control.reading.nodes import NODE_SECONDS, CachedNodes
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.workload.placement import could_take
 from cost_aware_operator.workload.usage import PodUse, pod_use, taken_by_others

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from cost_aware_trainer.agent import pod_ends as words
-from cost_aware_trainer.agent.pod_ends import KEPT_SECONDS, MOST, last_words, leave_result, leave_word
+from cost_aware_trainer.agent.pod_ends import KEPT_SECONDS, MOST_ENDS, last_words, leave_result, leave_word
 from cost_aware_trainer.contract import (
     MAX_MESSAGE_BYTES,
     MAX_TERMINATION_BYTES,
@@ -52,11 +52,11 @@ def test_old_words_are_tidied_up_by_the_next(tmp_path):
 
 
 def test_an_answer_is_never_longer_than_a_message_may_be(tmp_path):
-    for n in range(MOST + 5):
+    for n in range(MOST_ENDS + 5):
         (tmp_path / f"{n}.json").write_text(PodEnd(pod_uid=f"{n:036d}", ended_at=1.8e9 + n).to_json())
     said = last_words(tmp_path)
-    assert len(said.ends) == MOST
-    assert said.ends[0].ended_at == 1.8e9 + MOST + 4
+    assert len(said.ends) == MOST_ENDS
+    assert said.ends[0].ended_at == 1.8e9 + MOST_ENDS + 4
     assert len(said.to_json()) < MAX_MESSAGE_BYTES
 
 

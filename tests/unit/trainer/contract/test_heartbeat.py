@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cost_aware_trainer.contract.heartbeat import Heart, Pulse, find_stall, read_pulses
+from cost_aware_trainer.contract.heartbeat import Heartbeat, Pulse, find_stall, read_pulses
 
 
 def pulse(rank, age, phase="compute", waits=False, process=None):
@@ -20,33 +20,33 @@ def stall(*pulses):
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path):
-    heart = Heart(tmp_path, 3)
-    heart.beat("data", 12)
+    heartbeat = Heartbeat(tmp_path, 3)
+    heartbeat.beat("data", 12)
     before = time.monotonic()
-    with heart.waiting("communication"):
+    with heartbeat.waiting("communication"):
         (inside,) = read_pulses(tmp_path)
     (after,) = read_pulses(tmp_path)
     assert (inside.rank, inside.process, inside.step) == (3, os.getpid(), 12)
     assert (inside.phase, inside.waits, after.phase, after.waits) == ("communication", True, "data", False)
-    assert before <= inside.seconds <= after.seconds <= time.monotonic()
-    heart.close()
+    assert before <= inside.at_seconds <= after.at_seconds <= time.monotonic()
+    heartbeat.close()
     assert read_pulses(tmp_path) == []
 
 
 def test_a_wait_within_a_wait_is_still_one(tmp_path):
-    heart = Heart(tmp_path, 0)
-    heart.beat("communication", 3, waits=True)
-    with heart.waiting("tensor_communication"):
+    heartbeat = Heartbeat(tmp_path, 0)
+    heartbeat.beat("communication", 3, waits=True)
+    with heartbeat.waiting("tensor_communication"):
         pass
     assert [(p.phase, p.waits) for p in read_pulses(tmp_path)] == [("communication", True)]
-    with heart.phase("fetch"):
+    with heartbeat.phase("fetch"):
         assert [(p.phase, p.waits) for p in read_pulses(tmp_path)] == [("fetch", False)]
 
 
 def test_a_rank_that_no_agent_watches_beats_for_nobody():
-    heart = Heart(None, 0)
-    heart.beat("compute", 1)
-    heart.close()
+    heartbeat = Heartbeat(None, 0)
+    heartbeat.beat("compute", 1)
+    heartbeat.close()
 
 
 def test_ranks_that_get_on_are_left_alone():
@@ -90,13 +90,13 @@ def test_a_stopped_process_has_no_excuse():
 
 
 def live(folder, rank, hang_at):
-    heart = Heart(folder, rank)
+    heartbeat = Heartbeat(folder, rank)
     for step in range(1, 10_000):
-        heart.beat("data", step)
-        heart.beat("compute")
+        heartbeat.beat("data", step)
+        heartbeat.beat("compute")
         if step == hang_at:
             time.sleep(60)
-        with heart.waiting("communication"):
+        with heartbeat.waiting("communication"):
             time.sleep(0.002)
 
 
@@ -129,8 +129,8 @@ def test_a_living_process_that_hangs_or_dies_is_found_in_seconds(tmp_path, endin
 
 
 def test_a_beat_costs_next_to_nothing(tmp_path):
-    heart = Heart(tmp_path, 0)
+    heartbeat = Heartbeat(tmp_path, 0)
     started = time.process_time()
     for _ in range(10_000):
-        heart.beat("compute")
+        heartbeat.beat("compute")
     assert (time.process_time() - started) / 10_000 < 50e-6

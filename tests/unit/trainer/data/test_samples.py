@@ -34,7 +34,7 @@ def test_the_checksum_is_the_same_for_every_degree_and_micro_batch(windows, degr
     for rank in range(2**degree_log):
         shard = Shard(64, rank, 2**degree_log)
         for step in range(steps):
-            for positions in shard.micro_batches(step, 2**micro_log):
+            for positions in shard.micro_batch_positions(step, 2**micro_log):
                 total = add_checksums(total, checksum(positions, order.at(positions)))
     assert total == expected_checksum(windows, seed, 64, steps)
 

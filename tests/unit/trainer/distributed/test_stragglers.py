@@ -2,7 +2,7 @@ import pytest
 
 from cost_aware_trainer.contract import DegreesPlan, Phase
 from cost_aware_trainer.distributed.layout import Coordinates
-from cost_aware_trainer.distributed.stragglers import WorkMeter, book_straggler_wait, lateness
+from cost_aware_trainer.distributed.stragglers import WorkMeter, book_straggler_wait, lateness_seconds
 from cost_aware_trainer.telemetry.phases import PhaseClock
 
 
@@ -19,9 +19,9 @@ class Clock(PhaseClock):
 def test_only_ranks_of_the_same_stage_are_compared():
     degrees = DegreesPlan(data=2, tensor=2, pipeline=2)
     work = [1.0, 2.0, 5.0, 1.0, 90.0, 90.0, 90.0, 90.0]
-    assert lateness(work, Coordinates(data=0, tensor=0, pipeline=0), degrees) == (1.0, 4.0)
-    assert lateness(work, Coordinates(data=1, tensor=0, pipeline=0), degrees) == (0.0, 0.0)
-    assert lateness(work, Coordinates(data=1, tensor=1, pipeline=1), degrees) == (0.0, 0.0)
+    assert lateness_seconds(work, Coordinates(data=0, tensor=0, pipeline=0), degrees) == (1.0, 4.0)
+    assert lateness_seconds(work, Coordinates(data=1, tensor=0, pipeline=0), degrees) == (0.0, 0.0)
+    assert lateness_seconds(work, Coordinates(data=1, tensor=1, pipeline=1), degrees) == (0.0, 0.0)
 
 
 def test_no_more_is_moved_than_was_waited_and_the_step_keeps_its_length():

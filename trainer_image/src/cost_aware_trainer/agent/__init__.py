@@ -1,1 +1,1 @@
-"""A pod's first process: takes orders over HTTP, runs torchrun once for each attempt, stops it gracefully. No torch."""
+"""First process of a pod: takes orders over HTTP, runs torchrun once for each attempt, and stops it gracefully. Imports no torch."""

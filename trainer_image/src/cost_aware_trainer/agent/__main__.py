@@ -1,4 +1,4 @@
-"""`python -m cost_aware_trainer.agent`: a pod's first process."""
+"""`python -m cost_aware_trainer.agent`: the first process of a pod."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What the agent lays out for one attempt's ranks: files, and the environment that names them."""
+"""Files that the agent writes for one attempt's ranks, and the environment that names them."""
 
 from __future__ import annotations
 
@@ -24,17 +24,22 @@ from cost_aware_trainer.contract import (
 from cost_aware_trainer.contract.rank_environment import write_atomically
 
 DEFAULT_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
-"""Of ranks, where the pod says nothing else."""
+"""Variables of ranks, unless the pod sets them otherwise."""
 PULSES = "pulses"
-"""The folder of the ranks' heartbeats, in that of the attempt."""
+"""Folder of the ranks' heartbeats, inside the attempt's folder."""
 
 
 def write_attempt(
     order: RunOrder, folder: Path, memory: Path, launch: Launch, inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """Writes the attempt's files; returns the environment that tells the ranks of them, besides what they inherit.
+    """Writes the attempt's files and returns the ranks' environment, which names them.
 
-    `memory` is a memory-backed folder that outlives attempts.
+    Args:
+        order: the attempt's order.
+        folder: the attempt's own folder; what it held before is removed.
+        memory: a memory-backed folder that outlives attempts.
+        launch: times measured before the ranks run.
+        inherited: the agent's environment, which the ranks inherit.
     """
     # A container that was restarted finds its predecessor's files, and must not take an old result for a new one.
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""How the agent starts torchrun: by forking a process that has PyTorch imported, or, for a user's own program, as a new one."""
+"""Start of torchrun: a fork of a process that has imported PyTorch or, for a user's own program, a new process."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ logger = logging.getLogger(__name__)
 
 _RENDEZVOUS_TIMEOUT_SECONDS = 180
 _OWN_PROGRAM_TIMEOUT_SECONDS = 40
-"""How long torchrun gives a user's own program to end after SIGTERM; within the agent's own grace."""
+"""Seconds that torchrun gives a user's own program to end after SIGTERM; less than the agent's own grace."""
 _SHUTDOWN_TIMEOUT_SECONDS = 5
-"""How long torchrun lets the peers of a failed rank live; they can do nothing useful in that time."""
+"""Seconds that torchrun lets the peers of a failed rank live. They can do nothing useful in that time."""
 _NOTE_SECONDS = 3.0
-"""In which the fork server takes note of a death, before it is asked for another launch."""
+"""Seconds in which the fork server has to report a death, before it is asked for another launch."""
 SERVER_ENVIRONMENT = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""What the fork server needs besides: to look for a GPU otherwise than through NVML would keep its copies from using one."""
+"""Variables that only the fork server needs. Its forks could not use a GPU if it looked for one otherwise than through NVML."""
 _TORCHRUN = ("-m", "torch.distributed.run")
 _BUNDLED = ("-m", "cost_aware_trainer")
 
 
 def torchrun_command(order: RunOrder, index: int, port: int) -> list[str]:
-    """The command that runs an order on the node of this index.
+    """Builds the command that runs an order on the node of this index.
 
-    The static rendezvous is used because it alone makes the node's rank the pod's index (c10d numbers nodes by arrival
-    and address), so that rank 0 lives in pod 0, where its metrics and results are looked for.
+    It uses the static rendezvous, which alone makes the node's rank the pod's index (c10d numbers nodes by arrival and
+    address). So rank 0 lives in pod 0, where its metrics and results are looked for.
     """
     return [
         sys.executable,
@@ -56,9 +56,9 @@ def torchrun_command(order: RunOrder, index: int, port: int) -> list[str]:
 
 
 class ForkServer:
-    """A process that imports PyTorch once and is forked for each launch; see `cost_aware_trainer.training.forkserver`.
+    """Process that imports PyTorch once and is forked for each launch; see `cost_aware_trainer.training.forkserver`.
 
-    It may be asked at once: a launch waits until the import is done.
+    It takes launches at once: one that comes during the import waits for its end.
     """
 
     def __init__(self, environment: Mapping[str, str]) -> None:
@@ -96,21 +96,21 @@ class ForkServer:
 
     @property
     def pid(self) -> int:
-        """Its process, which outlives launches."""
+        """Process id of the server, which outlives launches."""
         return self._process.pid
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can still be asked."""
+        """Whether the server still takes launches."""
         return self._process.poll() is None
 
     def kill(self) -> None:
-        """Ends it, and with it every launch that it has not begun."""
+        """Ends the server, and with it every launch that it has not begun."""
         self._process.kill()
         self._process.wait()
 
     def launch(self, command: Sequence[str], environment: Mapping[str, str]) -> ForkedTorchrun:
-        """Starts what `torchrun_command` says for the bundled trainer.
+        """Starts the bundled trainer by the command of `torchrun_command`.
 
         Raises:
             OSError: the server is gone.
@@ -125,9 +125,9 @@ class ForkServer:
 
 
 class ForkedTorchrun:
-    """A running torchrun that the fork server has started; the same to its owner as `processes.Torchrun`.
+    """Running torchrun that the fork server has started, with the methods of `processes.Torchrun`.
 
-    A server that dies before any rank has begun is made up for by a new process: nothing is lost but seconds.
+    If the server dies before any rank has begun, a new process takes its place, and nothing but seconds is lost.
     """
 
     def __init__(self, server: ForkServer, launch: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -136,7 +136,7 @@ class ForkedTorchrun:
         self._replacement: Torchrun | None = None
 
     def exit_code(self) -> int | None:
-        """The exit code, or None while torchrun runs; that of a server lost under its ranks counts as torchrun's."""
+        """Exit code, or None while torchrun runs. A server that is lost while its ranks run counts as a failed torchrun."""
         if self._replacement:
             return self._replacement.exit_code()
         code = self._server_code()
@@ -148,7 +148,7 @@ class ForkedTorchrun:
         return self._server.codes.get(self._launch)
 
     def _replace(self) -> int | None:
-        # What the server has begun goes on without it, and must not meet its own replacement.
+        # A launch that the server has begun goes on without it, and must not meet its own replacement.
         kill_descendants()
         if any(Path(self._environment[ENV_PULSE_FOLDER]).iterdir()):
             return 1
@@ -157,12 +157,12 @@ class ForkedTorchrun:
         return None
 
     def terminate(self) -> None:
-        """Nothing: only a user's own program is told to end so, and that is never forked."""
+        """Does nothing: only a user's own program is told to end this way, and that is never forked."""
 
     def kill(self, spared: int | None = None) -> None:
-        """Kills every descendant of this agent but the fork server; raises as `processes.Torchrun.kill`.
+        """Kills every descendant of this agent except the fork server; raises what `processes.Torchrun.kill` raises.
 
-        A server that still imports, or takes no note of the death, would begin the launch later: it is killed as well.
+        A server that still imports, or does not report the death, would begin the launch later: it is killed as well.
         """
         if self._replacement:
             self._replacement.kill(spared)
@@ -178,7 +178,7 @@ class ForkedTorchrun:
         reap_adopted(self._server.pid)
 
     def last_error(self) -> str:
-        """See `processes.Tail.last_error`; the code comes by another way than what was written, and may be here before it."""
+        """See `processes.Tail.last_error`. Exit codes and error text come by two ways, so this waits for the text first."""
         if self._replacement:
             return self._replacement.last_error()
         self._server.tail.settle(str(self._launch))
@@ -186,9 +186,12 @@ class ForkedTorchrun:
 
 
 class Launcher:
-    """Starts attempts: those of the bundled trainer from a fork server, others as new processes.
+    """Starts attempts: the bundled trainer from a fork server, other programs as new processes.
 
-    `folder` is a writable one. With `is_cold` every launch is a new process.
+    Args:
+        folder: a writable folder.
+        environment: the fork server's environment.
+        is_cold: whether every launch is a new process.
     """
 
     def __init__(self, folder: Path, environment: Mapping[str, str], *, is_cold: bool) -> None:
@@ -197,11 +200,11 @@ class Launcher:
 
     @property
     def spared(self) -> int | None:
-        """The process that killing an attempt leaves alone."""
+        """Process that killing an attempt leaves alone."""
         return self._server.pid if self._server and self._server.is_alive else None
 
     def preload(self) -> None:
-        """Begins to import PyTorch, while nothing else is to be done."""
+        """Begins to import PyTorch before there is an order."""
         try:
             self._living_server()
         except OSError as error:
@@ -218,7 +221,7 @@ class Launcher:
     def start(
         self, order: RunOrder, command: Sequence[str], environment: Mapping[str, str]
     ) -> Torchrun | ForkedTorchrun:
-        """Runs an attempt's torchrun."""
+        """Starts torchrun for an attempt."""
         if order.plan is None:
             logger.info(
                 "attempt %d runs a program of your own: unless it uses cost_aware_trainer.TrainingSession it has no step "

@@ -1,8 +1,9 @@
-"""Agents' last words: when each pod of a job ended, and what a complete run came to.
+"""Ends of a job's pods, which agents write to the volume, and the result of a complete run.
 
-A pod that is deleted takes its end with it. What it cost is known to the second all the same: its agent leaves word on the volume,
-and whoever did not watch asks an agent that lives. A pod of a complete run stays, and the kubelet keeps what it says of the
-result. Nothing here raises or holds up an end: without these words a pod's end is estimated, and a result is not told.
+A pod that is deleted takes its end with it. Its cost is still known to the second: its agent writes the time of the end to the
+volume, and an operator that did not watch asks a living agent. A pod of a complete run stays, and the kubelet keeps its
+termination message, the result. Nothing here raises or delays an end. Without these records a pod's end is estimated, and a
+result is not told.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from cost_aware_trainer.contract.rank_environment import write_atomically
 logger = logging.getLogger(__name__)
 
 KEPT_SECONDS = 24 * 3600.0
-"""How long words are kept: much longer than anybody is going to ask."""
-MOST = 1024
-"""Words in one answer, which stays far below the contract's largest message."""
+"""Seconds that a record is kept: much longer than anybody will ask for it."""
+MOST_ENDS = 1024
+"""Largest number of records in one answer, which stays far below the contract's largest message."""
 PATIENCE_SECONDS = 2.0
-"""For a volume that does not answer: the pod's grace is for the ranks."""
+"""Seconds to wait for a volume that does not answer: the pod's grace is for the ranks."""
 
 only_reader = threading.Lock()
 
 
 def leave_word(folder: Path | None, pod_uid: str, now_seconds: float) -> None:
-    """Says that this pod ends now (Unix time). A pod that an older operator made knows neither its uid nor a folder."""
+    """Records that this pod ends now (Unix time). Does nothing in a pod of an older operator, which sets neither uid nor folder."""
     if folder is None or not pod_uid:
         return
     writer = threading.Thread(target=_write, args=(folder, pod_uid, now_seconds), name="last-words", daemon=True)
@@ -50,9 +51,10 @@ def _write(folder: Path, pod_uid: str, now_seconds: float) -> None:
 
 
 def leave_result(file: Path, result: RunResult | None) -> None:
-    """Says what a complete run came to, where the kubelet reads a container's termination message.
+    """Writes the result of a complete run to the file of the container's termination message.
 
-    Not atomically: the file is mounted, and read only once this process is gone. Outside a pod there is none, and none is made.
+    The write is not atomic: the file is mounted, and read only once this process is gone. Outside a pod there is no such file,
+    and none is made.
     """
     if result is None or not file.exists():
         return
@@ -66,9 +68,9 @@ def leave_result(file: Path, result: RunResult | None) -> None:
 
 
 def last_words(folder: Path | None) -> PodEnds:
-    """The words of pods that have ended, the newest first; none where nobody left any, or while another call still reads."""
+    """Reads the records of pods that have ended, the newest first. Empty if there are none, or while another call still reads."""
     found: list[PodEnd] = []
-    # a volume that does not answer must not collect callers
+    # callers must not pile up before a volume that does not answer
     if not only_reader.acquire(blocking=False):
         return PodEnds()
     try:
@@ -79,7 +81,7 @@ def last_words(folder: Path | None) -> PodEnds:
         logger.warning("%s: %s", folder, error.strerror)
     finally:
         only_reader.release()
-    return PodEnds(ends=tuple(sorted(found, key=lambda word: -word.ended_at)[:MOST]))
+    return PodEnds(ends=tuple(sorted(found, key=lambda word: -word.ended_at)[:MOST_ENDS]))
 
 
 def _read(path: Path) -> list[PodEnd]:

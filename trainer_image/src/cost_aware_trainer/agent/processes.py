@@ -1,8 +1,8 @@
-"""torchrun as a child that can be killed with all of its ranks, whatever sessions they moved to.
+"""torchrun as a child process that can be killed with all of its ranks, whatever sessions they moved to.
 
-torchrun gives every rank a session of its own, so killing torchrun's process group would leave ranks behind, holding
-ports, memory and half-written files. The agent makes itself the adoptive parent of orphans (as pid 1 already is) and kills by
-descent instead. Linux only; the standard library only.
+torchrun gives every rank a session of its own. Killing torchrun's process group would leave ranks behind, which hold ports,
+memory and half-written files. So the agent makes itself the adoptive parent of orphans (as pid 1 already is) and kills by
+descent. The module works on Linux only and uses the standard library only.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _TORCHRUN_SUMMARY = re.compile(r"^\s*exitcode\s*: (-?\d+) \(pid: (\d+)\)")
 _TORCHRUN_FORCED = re.compile(r"Unable to shutdown process (\d+) ")
 _TERMINATED = str(-signal.SIGTERM)
 _OWN_DEATHS = {str(-s) for s in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)}
-"""Signals that no rank gets for the loss of a peer, as it may get SIGABRT from NCCL's watchdog."""
+"""Signals that say that a rank died by itself. SIGABRT is none: NCCL's watchdog sends it when a peer was lost."""
 _NOISE = re.compile(r"^(nanobind: | - leaked | - \.\.\. skipped remainder|See https://nanobind)")
-"""What extension modules say of themselves when a process ends; it says nothing about why it does."""
+"""Lines that extension modules write when a process ends. They say nothing about the reason."""
 
 
 def adopt_orphans() -> None:
@@ -49,7 +49,7 @@ def adopt_orphans() -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """All living descendants of a process, parents before children."""
+    """Lists all living descendants of a process, parents before children."""
     children: dict[int, list[int]] = collections.defaultdict(list)
     for child, (parent, state) in _processes().items():
         if state != "Z":
@@ -63,7 +63,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def _processes() -> dict[int, tuple[int, str]]:
-    """Parent and state letter of every process."""
+    """Reads the parent and the state letter of every process."""
     found: dict[int, tuple[int, str]] = {}
     for entry in os.listdir("/proc"):
         # A process may end while its entry is read.
@@ -76,9 +76,9 @@ def _processes() -> dict[int, tuple[int, str]]:
 
 
 class Tail:
-    """Passes on what a child's ranks write to stderr, keeping the last lines for a message.
+    """Passes on all that a child's ranks write to stderr, and keeps the last lines for a message.
 
-    A text that begins with `mark` is not passed on: it says that everything before it has been read; see `settle`.
+    Text that begins with `mark` is not passed on. It says that everything before it has been read; see `settle`.
     """
 
     def __init__(self, stream: Iterable[str], mark: str | None = None) -> None:
@@ -101,7 +101,7 @@ class Tail:
             self._marked.notify_all()
 
     def _take_mark(self, line: str) -> str:
-        """What stands before a mark, which may follow a line that was cut short."""
+        """Notes the mark of a line and returns the text before it; a mark may follow a line that was cut short."""
         text, mark, rest = line.partition(self._mark or "")
         if mark:
             with self._marked:
@@ -110,7 +110,7 @@ class Tail:
         return text
 
     def settle(self, mark: str = "") -> None:
-        """Gives the reader a second to take in what was written before `mark`, or before the child has ended."""
+        """Gives the reader a second to read all that was written before `mark`, or before the child ended."""
         if mark:
             with self._marked:
                 self._marked.wait_for(lambda: mark in self._marks or self._mark is None, _SETTLE_SECONDS)
@@ -118,16 +118,16 @@ class Tail:
             self._reader.join(_SETTLE_SECONDS)
 
     def clear(self) -> None:
-        """Forgets what an earlier launch wrote."""
+        """Forgets the lines of an earlier launch."""
         self._lines.clear()
 
     def last_error(self) -> str:
-        """The last lines that the ranks wrote before torchrun's own summary, and torchrun's verdict; bounded."""
+        """Last lines that the ranks wrote before torchrun's own summary, and torchrun's verdict; bounded."""
         return last_error(self._lines)
 
 
 def last_error(lines: Iterable[str]) -> str:
-    """The message of a torchrun that failed, from the lines that it and its ranks wrote; see `Tail.last_error`."""
+    """Message of a torchrun that failed, from the lines that it and its ranks wrote; see `Tail.last_error`."""
     lines = [line for line in list(lines) if not _NOISE.match(line)]
     verdict, code = next(
         ((i, found.group(1)) for i, line in enumerate(lines) if (found := _TORCHRUN_VERDICT.search(line))), (None, "")
@@ -139,10 +139,11 @@ def last_error(lines: Iterable[str]) -> str:
 
 
 def _cause(lines: Sequence[str], verdict: str) -> str:
-    """The exit code of the rank that the others' ends follow from.
+    """Exit code of the rank whose end caused the others'.
 
-    torchrun takes for its verdict the failure with the earliest whole second, which may be a peer that lost its connection to a rank
-    that was killed, or one that torchrun terminated itself. Its summary names them all, and a death of its own explains the others.
+    torchrun's verdict is the failure with the earliest whole second. That may be a peer that lost its connection to a killed
+    rank, or a rank that torchrun terminated itself. Its summary names all failures, and a rank that died by itself explains the
+    others.
     """
     ended = [(found[1], found[2]) for line in lines if (found := _TORCHRUN_SUMMARY.match(line))]
     forced = {found[1] for line in lines if (found := _TORCHRUN_FORCED.search(line))}
@@ -152,7 +153,7 @@ def _cause(lines: Sequence[str], verdict: str) -> str:
 
 
 def kill_descendants(spared: int | None = None) -> None:
-    """Kills every descendant of this process but `spared` itself at once, and waits until they are gone.
+    """Kills every descendant of this process except `spared` at once, and waits until they are gone.
 
     Raises:
         RuntimeError: some are still there after ten seconds; only an uninterruptible wait in the kernel explains it.
@@ -168,7 +169,7 @@ def kill_descendants(spared: int | None = None) -> None:
 
 
 def reap_adopted(*kept: int | None) -> None:
-    """Takes the exit codes of orphans that this process adopted; those of `kept` stay with their Popen.
+    """Collects the exit codes of orphans that this process adopted; those of `kept` stay with their Popen.
 
     A process with threads shows as ended a moment before the last of them has, and only then can be waited for.
     """
@@ -185,7 +186,7 @@ def reap_adopted(*kept: int | None) -> None:
 
 
 class Torchrun:
-    """One running torchrun, with the tail of what it and its ranks wrote to stderr."""
+    """Running torchrun, with the last lines that it and its ranks wrote to stderr."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(  # noqa: S603  the operator's order, authenticated by its token
@@ -201,7 +202,7 @@ class Torchrun:
         self._tail = Tail(self._process.stderr)
 
     def exit_code(self) -> int | None:
-        """The exit code, or None while torchrun runs."""
+        """Exit code, or None while torchrun runs."""
         code = self._process.poll()
         if code is not None:
             self._tail.settle()
@@ -213,7 +214,7 @@ class Torchrun:
             self._process.terminate()
 
     def kill(self, spared: int | None = None) -> None:
-        """Kills torchrun and every descendant of this agent but `spared` at once; raises as `kill_descendants`."""
+        """Kills torchrun and every descendant of this agent except `spared` at once; raises what `kill_descendants` raises."""
         kill_descendants(spared)
         self._process.wait()
         reap_adopted(self._process.pid, spared)

@@ -1,9 +1,9 @@
-"""A pod's first process: takes orders over HTTP, runs torchrun once per attempt, and stops it gracefully.
+"""HTTP server of the agent, a pod's first process, and its command line.
 
     python -m cost_aware_trainer.agent [--port N] [--run-folder DIR] [--token-file FILE] ...
 
-`GET /livez`, `GET /status` and `GET /ends` are open; `POST /order` and `POST /release` need the job's token. Standard library only,
-so that the pod answers within a fraction of a second of its start.
+`GET /livez`, `GET /status` and `GET /ends` are open; `POST /order` and `POST /release` need the job's token. The agent imports the
+standard library only, so that the pod answers within a fraction of a second of its start.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from pathlib import Path
 
 from cost_aware_trainer.agent.pod_ends import last_words, leave_result, leave_word
 from cost_aware_trainer.agent.processes import adopt_orphans
-from cost_aware_trainer.agent.supervisor import AgentSettings, Answer, Supervisor
+from cost_aware_trainer.agent.settings import AgentSettings
+from cost_aware_trainer.agent.supervisor import Answer, Supervisor
 from cost_aware_trainer.contract import (
     AGENT_PORT,
     ENV_COLD,
@@ -50,7 +51,7 @@ KNOWN_REQUESTS = "there are GET /livez, GET /status, GET /ends, POST /order and 
 
 
 class Server(ThreadingHTTPServer):
-    """The agent's HTTP server; requests are short, so their threads need no bound of their own."""
+    """HTTP server of the agent. Requests are short, so the number of their threads needs no bound."""
 
     daemon_threads = True
     request_queue_size = 64
@@ -61,7 +62,7 @@ class Server(ThreadingHTTPServer):
 
 
 class Handler(BaseHTTPRequestHandler):
-    """One request."""
+    """Handler of one request."""
 
     server: Server
     timeout = REQUEST_TIMEOUT_SECONDS
@@ -69,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
     sys_version = ""
 
     def do_GET(self) -> None:
-        """Answers probes, the status, and when pods ended."""
+        """Answers probes, the status, and the ends of pods."""
         if self.path == "/livez":
             self._answer(HTTPStatus.OK, "ok\n", "text/plain")
         elif self.path == "/status":
@@ -81,7 +82,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Takes an order or a release."""
-        # Whoever is refused leaves an unread body behind, so the connection ends with the answer.
+        # A refused request leaves an unread body behind, so the connection ends with the answer.
         self.close_connection = True
         if self.path not in ("/order", "/release"):
             self._say(HTTPStatus.NOT_FOUND, KNOWN_REQUESTS)
@@ -110,7 +111,7 @@ class Handler(BaseHTTPRequestHandler):
         return supervisor.release(Release.from_json(body))
 
     def _is_authorised(self) -> bool:
-        """Compares the bearer token with the mounted one, read anew so that it can be rotated; no token, no entry."""
+        """Whether the bearer token is the mounted one. The file is read each time, so that the token can be rotated."""
         try:
             expected = self.server.token_file.read_text().strip()
         except OSError as error:
@@ -132,13 +133,13 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class's name
-        """Probes and scrapes are not news; refusals are."""
+        """Logs POST requests only: probes and scrapes are no news."""
         if self.command == "POST":
             logger.info("%s %s", self.address_string(), format % args)
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Reads the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m cost_aware_trainer.agent", description="The agent of a training pod."
     )
@@ -169,7 +170,7 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Serves until the pod may end; 0 only if the run is complete, so that an Indexed Job counts the index done."""
+    """Serves until the pod may end. Returns 0 only if the run is complete, so that an Indexed Job counts the index done."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     options = parse_arguments(arguments)
     environment = dict(os.environ)

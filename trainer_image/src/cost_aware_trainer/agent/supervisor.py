@@ -1,4 +1,4 @@
-"""The agent's states: which attempt it knows, what torchrun does about it, and when the pod may end."""
+"""States of the agent: the attempt that it knows, the torchrun that runs it, and the end of the pod."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from pathlib import Path
 from cost_aware_trainer.agent.attempt_files import PULSES, write_attempt
 from cost_aware_trainer.agent.launching import ForkedTorchrun, Launcher, torchrun_command
 from cost_aware_trainer.agent.processes import Torchrun
+from cost_aware_trainer.agent.settings import AgentSettings
 from cost_aware_trainer.agent.stalls import StallWatch
 from cost_aware_trainer.contract import (
     CONTRACT_VERSION,
@@ -23,7 +24,6 @@ from cost_aware_trainer.contract import (
     ENV_NAMESPACE,
     EXIT_INVALID,
     EXIT_STOPPED,
-    MEMORY_FOLDER,
     AgentPhase,
     AgentStatus,
     ContractError,
@@ -36,7 +36,6 @@ from cost_aware_trainer.contract import (
     RunResult,
     rendezvous_port,
 )
-from cost_aware_trainer.contract.heartbeat import LIMIT_SECONDS
 from cost_aware_trainer.contract.rank_environment import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -45,42 +44,19 @@ _POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class AgentSettings:
-    """What the command line and the pod say about an agent."""
-
-    pod: str
-    index: int
-    run_folder: Path
-    grace_seconds: float
-    linger_seconds: float
-    reconfigure_seconds: float = 120.0
-    """How long running ranks may take to go on under another plan, the step that they are in included."""
-    is_cold: bool = False
-    """Whether every launch imports PyTorch anew: for measurements, and where ranks must not be forked."""
-    preloads: bool = False
-    """Whether PyTorch is imported before the first order, which will be one for the bundled trainer."""
-    memory_folder: Path = Path(MEMORY_FOLDER)
-    """Where ranks keep states in memory."""
-    node: str = ""
-    """The node's name, for messages; the pod's, where it is not known."""
-    stall_seconds: float = LIMIT_SECONDS
-    """How long a rank may show no progress; see `stalls.StallWatch`."""
-    rendezvous_port: int | None = None
-    """For tests on one host; otherwise each attempt has its own port."""
-
-
-@dataclass(frozen=True)
 class Answer:
-    """What the agent answers to a message."""
+    """Answer of the agent to a message."""
 
     status: HTTPStatus
+    """Status of the HTTP answer."""
     text: str
+    """Reason, in words."""
 
 
 def can_follow_in_process(running: RunOrder, order: RunOrder) -> bool:
-    """Whether an order asks the ranks that run for the same run in another layout, and for nothing else.
+    """Whether an order asks running ranks for another layout of the same run, and for nothing else.
 
-    An order with the same plan asks for a restart: the one that runs has lost a peer, or is to begin anew.
+    An order with the very same plan asks for a restart: the running attempt has lost a peer, or is to begin again.
     """
     if running.plan is None or order.plan is None or running.plan == order.plan:
         return False
@@ -94,13 +70,11 @@ def can_follow_in_process(running: RunOrder, order: RunOrder) -> bool:
         )
         for o in (running, order)
     )
-    batch = dataclasses.replace(running.plan.batch, micro_samples=order.plan.batch.micro_samples)
-    same_run = dataclasses.replace(running.plan, degrees=order.plan.degrees, strategy=order.plan.strategy, batch=batch)
-    return old == new and same_run == order.plan
+    return old == new and running.plan.same_run_as(order.plan)
 
 
 class Supervisor:
-    """Runs at most one torchrun, always for the newest attempt it was told of.
+    """Supervisor of at most one torchrun, always for the newest attempt that it was told of.
 
     Messages arrive on HTTP threads and only change fields under the lock; `run`, on the main thread, does the rest.
     """
@@ -127,12 +101,12 @@ class Supervisor:
         self._completed_at_seconds = 0.0
 
     def status(self) -> AgentStatus:
-        """The status as it stands."""
+        """Status of the newest attempt on this pod."""
         with self._lock:
             return self._status
 
     def terminate(self) -> None:
-        """Asks for a graceful end; safe in a signal handler, for it only sets a flag."""
+        """Asks for a graceful end. Safe in a signal handler, because it only sets a flag."""
         self._is_terminating = True
 
     def order(self, order: RunOrder) -> Answer:
@@ -173,7 +147,7 @@ class Supervisor:
             )
 
     def release(self, release: Release) -> Answer:
-        """Lets the pod go: at once if the run is complete, otherwise as SIGTERM would. 409 for an older attempt."""
+        """Lets the pod go: at once if the run is complete, otherwise as SIGTERM does. 409 for an older attempt."""
         with self._lock:
             if release.attempt < self._status.attempt:
                 return Answer(HTTPStatus.CONFLICT, f"attempt {release.attempt} is older than {self._status.attempt}")
@@ -184,7 +158,7 @@ class Supervisor:
         return Answer(HTTPStatus.ACCEPTED, "released")
 
     def run(self) -> int:
-        """Serves orders until the pod may end; returns the agent's exit code."""
+        """Carries out orders until the pod may end; returns the agent's exit code."""
         if self._settings.preloads and not self._settings.is_cold:
             self._launcher.preload()
         while True:
@@ -217,13 +191,13 @@ class Supervisor:
             self._launch(order)
 
     def _drain(self, order: RunOrder) -> None:
-        """Lets ranks that run save at a step boundary before the new attempt begins."""
+        """Asks running ranks to save at a step boundary before the new attempt begins."""
         logger.info("attempt %d: waiting up to %.0f s for the ranks to save", order.attempt, order.drain_seconds)
         self._drain_deadline_seconds = time.monotonic() + order.drain_seconds
         self._write_control(stop=True)
 
     def _watch_drain(self) -> None:
-        """Begins the attempt that waits for the ranks before it."""
+        """Launches the attempt that waits for the ranks before it, when they have ended or their time is up."""
         if self._drain_deadline_seconds is None or self._order is None:
             return
         is_running = self._torchrun is not None and self._torchrun.exit_code() is None
@@ -232,7 +206,7 @@ class Supervisor:
         self._launch(self._order)
 
     def _launch(self, order: RunOrder) -> None:
-        # The old attempt's peers are gone or will be: what it still computes is lost already.
+        # The old attempt's peers are gone or will be, so its further work is lost already.
         self._kill()
         launch = self._facts_of_launch()
         self._launched = self._followed = order
@@ -247,7 +221,7 @@ class Supervisor:
         self._watch = StallWatch(folder / PULSES, node, limit_seconds, is_own_program=order.plan is None)
 
     def _facts_of_launch(self) -> Launch:
-        """How long it took from the order to now, and how much of it the ranks before took to save."""
+        """Measures the seconds from the order to now, and how many of them the ranks before took to save."""
         save_seconds = 0.0
         if self._drain_deadline_seconds is not None:
             # ranks that did not get there in time have left nothing
@@ -259,7 +233,7 @@ class Supervisor:
         return Launch(at_seconds=now_seconds, drain_seconds=drain_seconds, save_seconds=save_seconds)
 
     def _hand_over(self, order: RunOrder) -> None:
-        """Tells ranks that run to go on under another plan; if they do not, they are started anew."""
+        """Tells running ranks to go on under another plan. If they do not, they are started again."""
         assert order.plan is not None  # noqa: S101  otherwise it could not follow
         logger.info("attempt %d: asking the ranks to go on under another plan", order.attempt)
         self._followed = order
@@ -267,7 +241,7 @@ class Supervisor:
         self._write_control(stop=False, reconfigure=Reconfiguration(attempt=order.attempt, plan=order.plan))
 
     def _write_control(self, *, stop: bool, reconfigure: Reconfiguration | None = None) -> None:
-        """Replaces what the running ranks read between steps, in the folder of the attempt that they were started for."""
+        """Replaces the control file of the running ranks, in the folder of the attempt that they were started for."""
         assert self._order is not None  # noqa: S101  the ranks run for one
         control = Control(attempt=self._order.attempt, stop=stop, reconfigure=reconfigure)
         write_atomically(self._running_folder() / "control.json", control.to_json())
@@ -277,7 +251,7 @@ class Supervisor:
         return self._attempt_folder(self._launched)
 
     def _watch_reconfiguration(self) -> None:
-        """Notes that the ranks went on under another plan; starts them anew if that takes too long."""
+        """Notes that the ranks went on under another plan. Starts them again if that takes too long."""
         if self._reconfigure_deadline_seconds is None or self._order is None:
             return
         path = self._running_folder() / "reconfigured.json"
@@ -300,7 +274,7 @@ class Supervisor:
             self._launch(self._order)
 
     def _watch_ranks(self) -> None:
-        """Ends an attempt one of whose ranks does not get on, unless something with a deadline of its own is under way."""
+        """Ends an attempt that has a stalled rank, unless something with a deadline of its own is under way."""
         deadlines = self._reconfigure_deadline_seconds, self._drain_deadline_seconds, self._stop_deadline_seconds
         if self._torchrun is None or self._watch is None or self._order is None or any(deadlines):
             return
@@ -340,7 +314,7 @@ class Supervisor:
             self._completed_at_seconds = time.monotonic()
 
     def _verdict(self, code: int, ended: Torchrun | ForkedTorchrun) -> tuple[AgentPhase, str, RunResult | None]:
-        """What an exit code and the ranks' result, if they left one, amount to."""
+        """Judges torchrun's exit code and the ranks' result, if they left one: phase, message and result."""
         assert self._order is not None  # noqa: S101  torchrun ran for one
         path = self._running_folder() / "result.json"
         try:
@@ -356,7 +330,7 @@ class Supervisor:
         return AgentPhase.FAILED, ended.last_error() or f"torchrun exited with {code}", None
 
     def _terminated(self) -> int | None:
-        """After SIGTERM: lets the ranks checkpoint until the deadline; the exit code once there is nothing to wait for."""
+        """Lets the ranks checkpoint after SIGTERM until the deadline. Returns the exit code once there is nothing to wait for."""
         if self._torchrun is not None and self._order is not None:
             now_seconds = time.monotonic()
             if self._stop_deadline_seconds is None:
@@ -372,7 +346,7 @@ class Supervisor:
         return 0 if self.status().phase is AgentPhase.COMPLETED else EXIT_STOPPED
 
     def _lingered(self) -> int | None:
-        """0 once a completed run was not released for so long that nobody will."""
+        """Returns 0 once a completed run was not released for so long that nobody will."""
         if self.status().phase is not AgentPhase.COMPLETED:
             return None
         waited_seconds = time.monotonic() - self._completed_at_seconds
@@ -384,7 +358,7 @@ class Supervisor:
             self._torchrun = None
 
     def _set(self, *, attempt: int, phase: AgentPhase, message: str = "", result: RunResult | None = None) -> None:
-        """Replaces the status; under the lock."""
+        """Replaces the status; call it under the lock."""
         self._status = AgentStatus(
             version=CONTRACT_VERSION,
             pod=self._settings.pod,

@@ -1,4 +1,4 @@
-"""What the operator, the agent and the ranks agree on: run plan, messages, metric names, exit codes. Standard library only."""
+"""Agreements between operator, agent and ranks: run plan, messages, metric names, exit codes. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
-"""Finds a rank that hangs or has died within seconds, and says which one, where and doing what.
+"""Heartbeats of ranks: finds within seconds a rank that hangs or has died, and says which one, where and doing what.
 
-Each rank keeps a record of 96 bytes in a file that its agent reads: when it last got on, at which step, in which phase, and
-whether it waits for others in that phase. Writing one is a store to mapped memory, cheap enough for every phase of every
-step. One rank that hangs makes all others wait; so, of ranks that have not got on, the one that does not wait is to blame.
+Each rank keeps a record of 96 bytes, its pulse, in a file that its agent reads. It says when the rank last made progress, at
+which step, in which phase, and whether it waits for others in that phase. Writing it is a store to mapped memory, cheap
+enough for every phase of every step. One rank that hangs makes all others wait. So among ranks without progress the one
+that does not wait is to blame.
 
-Standard library only: the agent imports it.
+This module imports the standard library only, because the agent imports it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 LIMIT_SECONDS = 20.0
-"""How long a rank may stay in one phase of one step before it counts as stalled."""
+"""Seconds that a rank may stay in one phase of one step before it counts as stalled."""
 WAITING_FACTOR = 2.0
-"""How many times as long one that waits for others may: the agent of whoever it waits for speaks first."""
+"""Factor on the limit for a rank that waits for others, so that the agent of the rank it waits for speaks first."""
 PHASE_LIMITS_SECONDS: Mapping[str, float] = {
     "start": 600.0,
     "fetch": math.inf,
@@ -30,54 +31,67 @@ PHASE_LIMITS_SECONDS: Mapping[str, float] = {
     "checkpoint": 600.0,
     "evaluation": 300.0,
 }
-"""Phases that may take longer. `start` is all that comes before the first step but `fetch`, which copies data over the network
-and has limits of its own."""
+"""Seconds for phases that may take longer. `start` is all that comes before the first step, except `fetch`, which copies data over
+the network and has time-outs of its own."""
 
 _RECORD = struct.Struct("<QdqqqB39s16xQ")
-"""Sequence number, seconds, step, first step, process, waits, phase, and the sequence number again: a torn record shows."""
+"""Sequence number, seconds, step, first step, process, waits, phase, and the sequence number again, which shows a torn record."""
 _PREFIX = "pulse-"
 _DEAD = frozenset("ZXx")
-"""States of a process that has ended; `Z` of one that was not waited for yet."""
+"""States of a process that has ended; `Z` is one that was not waited for yet."""
 _STOPPED = frozenset("Tt")
 
 
 @dataclass(frozen=True)
 class Pulse:
-    """What a rank last said; seconds are of the host's monotonic clock, the same in all of its processes."""
+    """Last record of a rank."""
 
     rank: int
+    """Number of the rank in the run."""
     process: int
-    seconds: float
+    """Process id of the rank."""
+    at_seconds: float
+    """Time of the record by the host's monotonic clock, which all of its processes share."""
     step: int
+    """Step that the rank works on."""
     phase: str
+    """Phase of the step."""
     waits: bool
+    """Whether the rank waits for others."""
     finished: int = 1
     """Steps that this rank has finished under its present plan."""
 
 
 @dataclass(frozen=True)
 class Stall:
-    """A rank that is to blame, or the one that has waited longest when nobody here is."""
+    """Rank that is to blame, or the one that has waited longest if nobody on this node is."""
 
     rank: int
+    """Number of the rank in the run."""
     node: str
+    """Node of the rank."""
     step: int
+    """Step that the rank works on."""
     phase: str
-    seconds: float
+    """Phase of the step."""
+    silent_seconds: float
+    """Seconds without progress."""
     is_dead: bool
+    """Whether its process is gone."""
     waits: bool
+    """Whether the rank waits for others."""
 
     def __str__(self) -> str:
         where = f"rank {self.rank} on {self.node}, step {self.step}, {self.phase}"
         if self.is_dead:
             return f"{where}: its process is gone"
         if self.waits:
-            return f"{where}: has waited {self.seconds:.0f} s for ranks of other nodes, or for the network"
-        return f"{where}: has not got on for {self.seconds:.0f} s"
+            return f"{where}: has waited {self.silent_seconds:.0f} s for ranks of other nodes, or for the network"
+        return f"{where}: has not got on for {self.silent_seconds:.0f} s"
 
 
-class Heart:
-    """A rank's side; without a folder it beats for nobody. Not for several threads."""
+class Heartbeat:
+    """Writer of one rank's record. Without a folder it writes for nobody. Use it from one thread only."""
 
     def __init__(self, folder: Path | None, rank: int) -> None:
         self._path = folder / f"{_PREFIX}{rank}" if folder else None
@@ -93,11 +107,11 @@ class Heart:
         self.beat("start")
 
     def begin_anew(self) -> None:
-        """Says that what was finished so far was under another plan."""
+        """Counts finished steps from 0 again: those until now were under another plan."""
         self._first_step = None
 
     def beat(self, phase: str | None = None, step: int | None = None, *, waits: bool = False) -> None:
-        """Says that this rank gets on, in a phase (39 bytes at most) or the one before, at a step or the one before."""
+        """Records progress now, in a phase (39 bytes at most) and at a step; each stays as it was if not given."""
         self._sequence += 1
         if phase is not None:
             self._phase = phase
@@ -115,7 +129,7 @@ class Heart:
 
     @contextlib.contextmanager
     def waiting(self, phase: str | None = None) -> Iterator[None]:
-        """Around what needs other ranks: whoever is in such a block is not to blame."""
+        """Marks a block that needs other ranks: a rank inside it is not to blame."""
         outer, waits = self._phase, self._waits
         self.beat(phase, waits=True)
         yield
@@ -123,20 +137,20 @@ class Heart:
 
     @contextlib.contextmanager
     def phase(self, phase: str) -> Iterator[None]:
-        """A phase, and then the one around it."""
+        """Marks a block as a phase, and then returns to the phase around it."""
         outer = self._phase
         self.beat(phase)
         yield
         self.beat(outer)
 
     def close(self) -> None:
-        """Takes the record away, so that a rank that has ended as it should is not missed."""
+        """Removes the record, so that a rank that has ended as it should is not missed."""
         if self._path:
             self._path.unlink(missing_ok=True)
 
 
 def read_pulses(folder: Path) -> list[Pulse]:
-    """The records of a folder's ranks, by rank; one that is being written at the moment is left out."""
+    """Reads the records in a folder, by rank. A record that is being written at the moment is left out."""
     found = []
     for path in folder.glob(f"{_PREFIX}*"):
         try:
@@ -160,32 +174,32 @@ def find_stall(
     limit_seconds: float = LIMIT_SECONDS,
     limits_seconds: Mapping[str, float] = PHASE_LIMITS_SECONDS,
 ) -> Stall | None:
-    """The rank of this node to name, or None while all get on.
+    """Names the rank of this node that is to blame; None while all make progress.
 
-    A rank whose process is gone comes first, then one that does not wait for others, each the longest silent one; one that
-    waits is named only if nobody else is, and later: then the cause is on another node, whose agent will name it. The first
-    step, which may compile, has the limit of `start`. A process that was stopped has no excuse in what it did.
+    A rank whose process is gone comes first, then one that does not wait for others; among equals, the one that was silent
+    longest. A rank that waits is named only if nobody else is, and later: the cause is then on another node, whose agent will
+    name it. The first step, which may compile, has the limit of `start`. A stopped process gets no extra time for its phase.
     """
-    now = time.monotonic() if now_seconds is None else now_seconds
+    now_seconds = time.monotonic() if now_seconds is None else now_seconds
     stalls = []
     for pulse in pulses:
-        state, silent_seconds = _state(pulse.process), now - pulse.seconds
+        state, silent_seconds = _state(pulse.process), now_seconds - pulse.at_seconds
         is_dead, is_stopped = state in _DEAD, state in _STOPPED
-        phase_limit = limits_seconds.get(pulse.phase, 0.0)
+        phase_seconds = limits_seconds.get(pulse.phase, 0.0)
         if pulse.finished < 1:
-            phase_limit = max(phase_limit, limits_seconds.get("start", 0.0))
-        limit = limit_seconds if is_stopped else max(limit_seconds, phase_limit)
+            phase_seconds = max(phase_seconds, limits_seconds.get("start", 0.0))
+        allowed_seconds = limit_seconds if is_stopped else max(limit_seconds, phase_seconds)
         waits = pulse.waits and not is_stopped
-        if is_dead or silent_seconds > limit * (WAITING_FACTOR if waits else 1.0):
+        if is_dead or silent_seconds > allowed_seconds * (WAITING_FACTOR if waits else 1.0):
             stalls.append(Stall(pulse.rank, node, pulse.step, pulse.phase, silent_seconds, is_dead, waits))
-    return min(stalls, key=lambda s: (not s.is_dead, s.waits, -s.seconds), default=None)
+    return min(stalls, key=lambda s: (not s.is_dead, s.waits, -s.silent_seconds), default=None)
 
 
 def _state(process: int) -> str:
-    """The state letter of a process, `X` if there is none."""
+    """State letter of a process; `X` if there is none."""
     try:
         stat = Path(f"/proc/{process}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return "X"
-    # after the name in parentheses, which may hold anything, comes the state
+    # the name in parentheses may hold anything; the state comes after it
     return stat.rpartition(")")[2].split()[0]

@@ -1,7 +1,7 @@
-"""Messages as strict JSON: what is unknown, missing or of the wrong kind is refused by name.
+"""Messages as strict JSON: a field that is unknown, missing or of the wrong kind is refused by its name.
 
-A message is read strictly because two sides that guess are worse than one that stops. Nothing but the standard library
-is imported here, for the reasons given in `contract`.
+A message is read strictly, because two sides that guess are worse than one that stops. This module imports nothing but
+the standard library, for the reasons given in `protocol`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Self
 
 
 class ContractError(ValueError):
-    """A message that does not follow the contract. The text names the field and says what was expected."""
+    """Message that does not follow the contract. The text names the field and says what was expected."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class Message:
     """Base of all messages: strict JSON in both directions."""
 
     def to_json(self) -> str:
-        """The message as one line of JSON with sorted keys, the same text for the same content."""
+        """Writes the message as one line of JSON with sorted keys: equal content gives equal text."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False)
 
     @classmethod
@@ -42,14 +42,14 @@ class Message:
 
     @classmethod
     def from_document(cls, document: object) -> Self:
-        """Reads a message from already parsed JSON; raises as `from_json`."""
+        """Reads a message from parsed JSON; raises what `from_json` raises."""
         message = _read(cls, document, cls.__name__)
         assert isinstance(message, cls)  # noqa: S101  for the type checker
         return message
 
 
 def _read(kind: Any, value: object, where: str) -> object:
-    """One value of a declared kind: a message, a tuple of one kind, an optional, or a JSON scalar."""
+    """Reads one value of a declared kind: a message, a tuple of one kind, an optional, or a JSON scalar."""
     if dataclasses.is_dataclass(kind):
         return _read_message(typing.cast("type", kind), value, where)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)

@@ -1,7 +1,7 @@
-"""What the operator and the trainer agree on: the run plan, the agent's messages, metric names, exit codes.
+"""Agreements between operator, agent and ranks: ports, paths, variables, messages, metric names and exit codes.
 
-Nothing but the standard library is imported here, so that the operator can read it without torch and the agent starts
-in milliseconds. Every message is JSON, read strictly; see `messages`.
+This module imports nothing but the standard library, so that the operator can read it without torch and the agent
+starts in milliseconds. Every message is JSON and is read strictly; see `messages`.
 """
 
 from __future__ import annotations
@@ -13,75 +13,88 @@ from cost_aware_trainer.contract.messages import Message
 from cost_aware_trainer.contract.run_plan import RunPlan
 
 CONTRACT_VERSION = 1
-"""Grows when an older agent could misread a newer operator's order. The agent refuses what it does not know."""
+"""Version of the contract. It grows when an older agent could misread a newer operator's order. The agent refuses a version
+that it does not know."""
 
 AGENT_PORT = 9300
-"""The agent's HTTP port: `GET /status`, `GET /livez`, `POST /order`, `POST /release`."""
+"""HTTP port of the agent: `GET /status`, `GET /livez`, `POST /order`, `POST /release`."""
 METRICS_PORT = 9400
-"""Local rank r serves Prometheus metrics at `METRICS_PORT + r`, path `/metrics`."""
+"""Port of local rank 0's Prometheus metrics. Local rank r serves them at `METRICS_PORT + r`, path `/metrics`."""
 RENDEZVOUS_PORT = 29400
-"""The first port of torchrun's rendezvous, in the pod of index 0; see `rendezvous_port`."""
+"""First port of torchrun's rendezvous, in the pod of index 0; see `rendezvous_port`."""
 RENDEZVOUS_PORTS = 100
-"""How many ports the rendezvous of successive attempts cycle through."""
+"""Number of ports that the rendezvous of successive attempts cycle through."""
 MAX_MESSAGE_BYTES = 256 * 1024
-"""No side reads a larger body."""
+"""Largest body that either side reads."""
 
 TOKEN_FILE = "/var/run/secrets/costaware.dev/token"  # noqa: S105  the path of a secret, not a secret
-"""Where the per-job token is mounted. The agent reads it at every request, so that it can be rotated."""
+"""File of the job's token. The agent reads it at every request, so that the token can be rotated."""
 RUN_FOLDER = "/run/catj"
-"""A writable emptyDir of the pod: plans, control files and results of attempts."""
+"""Writable emptyDir of the pod, for plans, control files and results of attempts."""
 MEMORY_FOLDER = "/dev/shm/catj"  # noqa: S108  in the pod's own emptyDir, of medium Memory
-"""Where ranks keep copies of states that outlive them, and not the pod; see `CheckpointPlan.redundancy`."""
+"""Folder of copies of the state. They outlive the ranks, but not the pod; see `CheckpointPlan.redundancy`."""
 
 ENV_JOB = "CATJ_JOB"
+"""Name of the job."""
 ENV_NAMESPACE = "CATJ_NAMESPACE"
+"""Namespace of the job."""
 ENV_POD_INDEX = "JOB_COMPLETION_INDEX"
+"""Index of the pod in its Indexed Job."""
 ENV_ATTEMPT = "CATJ_ATTEMPT"
+"""Number of the attempt that a rank was started for."""
 ENV_CONTROL_FILE = "CATJ_CONTROL_FILE"
+"""File of the attempt's `Control`."""
 ENV_RESULT_FILE = "CATJ_RESULT_FILE"
+"""File in which local rank 0 leaves a `RunResult`."""
 ENV_RECONFIGURED_FILE = "CATJ_RECONFIGURED_FILE"
-ENV_PLAN_FILE = "CATJ_PLAN_FILE"
-ENV_METRICS_PORT = "CATJ_METRICS_PORT"
-ENV_NODE = "CATJ_NODE"
-"""The name of the pod's node, for messages."""
-ENV_MEMORY_FOLDER = "CATJ_MEMORY_FOLDER"
-ENV_LAUNCH = "CATJ_LAUNCH"
-"""A `Launch`, as JSON: how the attempt came to be started."""
-ENV_PRELOAD = "CATJ_PRELOAD"
-"""Not empty where the pod's orders are going to be for the bundled trainer: then PyTorch is imported before the first."""
-ENV_COLD = "CATJ_COLD"
-"""Set by a user (`template.env`) where ranks must not be forked: then every process imports PyTorch for itself."""
-ENV_POD_UID = "CATJ_POD_UID"
-ENV_ENDS_FOLDER = "CATJ_ENDS_FOLDER"
-"""Where agents leave word of their own ends; see `PodEnd`."""
+"""File in which local rank 0 leaves a `Reconfigured`."""
 ENV_PULSE_FOLDER = "CATJ_PULSE_FOLDER"
-"""Set by the agent for the ranks it starts; a rank started by hand has none of them and does without."""
+"""Folder of the ranks' heartbeats. The agent sets it, and the files above, for the ranks that it starts; a rank started by hand has
+none of them and does without."""
+ENV_PLAN_FILE = "CATJ_PLAN_FILE"
+"""File of the attempt's `RunPlan`."""
+ENV_METRICS_PORT = "CATJ_METRICS_PORT"
+"""Port of local rank 0's metrics, in place of `METRICS_PORT`."""
+ENV_NODE = "CATJ_NODE"
+"""Name of the pod's node, for messages."""
+ENV_MEMORY_FOLDER = "CATJ_MEMORY_FOLDER"
+"""Folder of copies of the state in memory, one for each job."""
+ENV_LAUNCH = "CATJ_LAUNCH"
+"""`Launch` of the attempt, as JSON."""
+ENV_PRELOAD = "CATJ_PRELOAD"
+"""Any text but an empty one if the pod's orders will be for the bundled trainer: PyTorch is then imported before the first."""
+ENV_COLD = "CATJ_COLD"
+"""Set by a user (`template.env`) if ranks must not be forked: every process then imports PyTorch for itself."""
+ENV_POD_UID = "CATJ_POD_UID"
+"""Uid of the pod."""
+ENV_ENDS_FOLDER = "CATJ_ENDS_FOLDER"
+"""Folder on the volume in which agents write when their pods ended; see `PodEnd`."""
 
 TERMINATION_FILE = "/dev/termination-log"
-"""Where an agent leaves the `RunResult` of a complete run; the kubelet's own place."""
+"""File in which an agent leaves the `RunResult` of a complete run. The kubelet reads termination messages there."""
 MAX_TERMINATION_BYTES = 4096
-"""What the kubelet keeps of it."""
+"""Bytes of a termination message that the kubelet keeps."""
 ENDED_MARK = "\x1ecatj-launch-ended "
-"""Written to standard error by the fork server, with the launch's number, behind all that a launch wrote there; no program writes it
-by chance."""
+"""Mark that the fork server writes to standard error, with the launch's number, after all that a launch wrote there. No program
+writes it by chance."""
 EXIT_STOPPED = 143
-"""The agent was told to end (SIGTERM) before the run was complete. Never 0: an Indexed Job
-would count the index done."""
+"""Exit code of an agent that was told to end (SIGTERM) before the run was complete. Never 0: an Indexed Job would count the
+index done."""
 EXIT_INVALID = 64
-"""The run plan can never work (BSD's EX_USAGE). Retrying is pointless, so nobody does."""
+"""Exit code of a run whose plan can never work (BSD's EX_USAGE). It is not tried again."""
 
 
 def rendezvous_port(attempt: int) -> int:
-    """The rendezvous port of an attempt.
+    """Port of an attempt's rendezvous.
 
-    Each attempt has its own, so that a pod that is early cannot join the store of the attempt that is being
-    killed, and a port that is still closing cannot fail the next attempt.
+    Each attempt has its own: an early pod cannot join the store of the attempt that is being killed, and a port that
+    is still closing cannot fail the next attempt.
     """
     return RENDEZVOUS_PORT + attempt % RENDEZVOUS_PORTS
 
 
 class Phase(StrEnum):
-    """Where a step's wall time goes. The phases of a step add up to its wall time within 2 %."""
+    """Uses of a step's wall time. The phases of a step add up to its wall time within 2 %."""
 
     COMPUTE = "compute"
     COMMUNICATION = "communication"
@@ -89,7 +102,7 @@ class Phase(StrEnum):
     PIPELINE_COMMUNICATION = "pipeline_communication"
     PIPELINE_BUBBLE = "pipeline_bubble"
     STRAGGLER_WAIT = "straggler_wait"
-    """What a rank waits in collectives only because another rank of its pipeline stage was slower."""
+    """Wait in collectives that is only due to a slower rank of the same pipeline stage."""
     DATA = "data"
     OPTIMIZER = "optimizer"
     CHECKPOINT = "checkpoint"
@@ -97,16 +110,16 @@ class Phase(StrEnum):
 
 
 class LinkLevel(StrEnum):
-    """What a message between two ranks crosses."""
+    """Distance that a message between two ranks crosses."""
 
     NODE = "node"
-    """Nothing but their host."""
+    """Both ranks are on one host."""
     NETWORK = "network"
-    """The network between two hosts."""
+    """The ranks are on two hosts."""
 
 
 class Metric(StrEnum):
-    """Per-rank series, each with the labels of `METRIC_LABELS`. Counters count since the rank's process started."""
+    """Series of one rank, each with the labels of `METRIC_LABELS`. Counters count since the rank's process started."""
 
     STEP = "catj_rank_step"
     TOTAL_STEPS = "catj_rank_total_steps"
@@ -132,177 +145,207 @@ class Metric(StrEnum):
 
 
 METRIC_LABELS = ("namespace", "job", "attempt", "rank")
-"""On every series; `PHASE_SECONDS` has `phase` besides, `RECONFIGURATION_SECONDS` has `stage`, and the two of links have `level`."""
+"""Labels of every series. `PHASE_SECONDS` also has `phase`, `RECONFIGURATION_SECONDS` has `stage`, and both series of links
+have `level`."""
 
 
 class LaunchStage(StrEnum):
-    """Where the time goes between an order and the end of the first step under it, in this order."""
+    """Stages between an order and the end of the first step under it, in their order."""
 
     DRAIN = "drain"
-    """Until ranks that ran before have reached a step boundary, and, where they end, until they have."""
+    """Lasts until the ranks before have reached a step boundary and, if they end, have ended."""
     SAVE = "save"
-    """In process a copy in memory; otherwise the checkpoint that they end with."""
+    """Makes a copy in memory if the ranks go on in process; otherwise writes the checkpoint that they end with."""
     RELAUNCH = "relaunch"
-    """Until the new ranks' processes have imported what they need; not in process."""
+    """Lasts until the new processes have imported what they need. There is none if the ranks go on in process."""
     RENDEZVOUS = "rendezvous"
-    """Until all ranks have met; in process it is a part of `rebuild`."""
+    """Lasts until all ranks have met. It is a part of `rebuild` if the ranks go on in process."""
     REBUILD = "rebuild"
-    """Groups, mesh, data and model; links are measured where the processes are new."""
+    """Builds groups, mesh and model, and opens the data. New processes also measure links."""
     LOAD = "load"
     FIRST_STEP = "first_step"
 
 
 class AgentPhase(StrEnum):
-    """What a pod's agent is doing about the newest attempt it was told of."""
+    """State of a pod's agent, about the newest attempt that it was told of."""
 
     WAITING = "waiting"
-    """No order yet."""
+    """No order has come."""
     RUNNING = "running"
     """torchrun runs."""
     COMPLETED = "completed"
-    """Every local rank reached the last step; the pod stays for a last scrape until it is released."""
+    """Every local rank reached the last step. The pod stays for a last scrape until it is released."""
     CHECKPOINTED = "checkpointed"
     """The ranks stopped at a step boundary, as asked, with a checkpoint of it."""
     FAILED = "failed"
-    """torchrun ended badly; a new attempt may help."""
+    """torchrun ended badly. A new attempt may help."""
     INVALID = "invalid"
-    """The plan can never work; `message` says why."""
+    """The plan can never work. `message` says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOrder(Message):
-    """The operator tells an agent to run one attempt: `torchrun <fixed nnodes, fresh rdzv-id> <entry>`.
+    """Order to an agent to run one attempt: `torchrun <fixed nnodes, fresh rdzv-id> <entry>`.
 
     An agent obeys only an attempt greater than the one it knows, so an order may be sent any number of times.
-    `plan` is absent for a user's own script; then `entry` alone says what runs. Ranks that run and cannot go on in process have
-    `drain_seconds` to reach a step boundary and save, before they are killed; 0 where their peers are gone anyway.
     """
 
     version: int
+    """Contract version of the sender."""
     namespace: str
+    """Namespace of the job."""
     job: str
+    """Name of the job."""
     attempt: int
+    """Number of the attempt, from 1."""
     nodes: int
+    """Pods that take part."""
     ranks_per_node: int
+    """Ranks of each pod."""
     rendezvous_host: str
+    """Host name of the pod of index 0, where all ranks meet."""
     entry: tuple[str, ...]
+    """Arguments of torchrun that name the program and its own arguments."""
     plan: RunPlan | None = None
+    """Plan of the bundled trainer; None for a user's own program, for which `entry` alone says what runs."""
     drain_seconds: float = 0.0
+    """Seconds that running ranks get to reach a step boundary and save, if they cannot go on in process; then they are killed. 0
+    if their peers are gone anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Release(Message):
-    """The operator lets a pod go: the attempt, and whether the run as a whole is complete.
-
-    With `complete` the agent exits 0, whatever it was doing; it is how a pod that was replaced after the last step
-    learns that nothing is left to do.
-    """
+    """Message with which the operator lets a pod go."""
 
     attempt: int
+    """Newest attempt of the run."""
     complete: bool
+    """Whether the run is complete. The agent then exits 0, whatever it was doing. A pod that was replaced after the last step
+    learns from it that nothing is left to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult(Message):
-    """What the ranks of one pod left behind when they ended, written by local rank 0.
-
-    `samples_checksum` is an order-free hash over all (position, sample) pairs that made the current weights, carried
-    in checkpoints: equal checksums mean that exactly the same samples were trained, none twice and none missing.
-    """
+    """State in which the ranks of one pod ended, written by local rank 0."""
 
     outcome: AgentPhase
+    """Kind of end: completed, checkpointed, failed or invalid."""
     step: int = 0
+    """Last completed step."""
     total_steps: int = 0
+    """Steps of the whole run."""
     loss: float | None = None
+    """Mean training loss of the last step, nats per token."""
     heldout_loss: float | None = None
+    """Mean loss of the last held-out evaluation, nats per token."""
     samples: int = 0
+    """Samples trained since the start of the run."""
     samples_checksum: str = ""
+    """Order-free hash over all (position, sample) pairs that made the current weights, carried in checkpoints. Equal checksums
+    mean that exactly the same samples were trained, none twice and none missing."""
     message: str = ""
+    """Reason of an end that is not a completion."""
     save_seconds: float = field(default=0.0, compare=False)
-    """How long ranks that were asked to stop took to save; not a part of what was trained."""
+    """Seconds that ranks took to save after they were asked to stop. It is not a part of what was trained."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AgentStatus(Message):
-    """What `GET /status` answers."""
+    """Answer to `GET /status`."""
 
     version: int
+    """Contract version of the agent."""
     pod: str
+    """Name of the pod."""
     index: int
+    """Index of the pod in its Indexed Job."""
     attempt: int
+    """Newest attempt that the agent was told of; 0 before the first."""
     phase: AgentPhase
+    """State of that attempt on this pod."""
     message: str = ""
+    """Reason of a failure, or how the ranks went on."""
     result: RunResult | None = None
+    """Result that the ranks left when they ended."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodEnd(Message):
-    """An agent's last word, kept where the job's other agents can read it: when its pod ended, in seconds of Unix time.
+    """Time at which a pod ended, written by its agent where the job's other agents can read it.
 
     A pod that is deleted takes its end with it, and nobody may have watched.
     """
 
     pod_uid: str
+    """Uid of the pod."""
     ended_at: float
+    """End of the pod in seconds of Unix time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PodEnds(Message):
-    """What `GET /ends` answers: last words of the job's pods, the newest first."""
+    """Answer to `GET /ends`."""
 
     ends: tuple[PodEnd, ...] = ()
+    """Ends of the job's pods, the newest first."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reconfiguration(Message):
-    """A newer attempt for ranks that already run: another plan for the same run on the same ranks."""
+    """Newer attempt for ranks that already run: another plan for the same run on the same ranks."""
 
     attempt: int
+    """Number of the attempt."""
     plan: RunPlan
+    """Plan under which the ranks go on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launch(Message):
-    """What an agent knows of an attempt's start before its ranks run: how long it took to get there.
-
-    `at_seconds` is the clock that all processes of a node share (CLOCK_MONOTONIC). Both durations are 0 where nothing ran.
-    """
+    """Times that an agent has measured before an attempt's ranks run. Both durations are 0 if nothing ran before."""
 
     at_seconds: float
+    """Moment of the launch, by the clock that all processes of a node share (CLOCK_MONOTONIC)."""
     drain_seconds: float = 0.0
+    """Seconds from the order to the launch, without `save_seconds`."""
     save_seconds: float = 0.0
+    """Seconds that the ranks before took to save."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Control(Message):
-    """What the agent writes into the control file of the running attempt, which the ranks look at between steps.
-
-    `stop`: ranks agree on a step boundary by the flag's maximum over all of them, save a checkpoint of it, and exit 0.
-    `reconfigure`: when all of them have seen it they go on under its plan from the next boundary, in the same processes.
-    """
+    """Content of the running attempt's control file, which the agent writes and the ranks look at between steps."""
 
     attempt: int
+    """Newest attempt that the agent was told of."""
     stop: bool
+    """Whether to stop. The ranks agree on a step boundary by the flag's maximum over all of them, save a checkpoint of it, and
+    exit 0."""
     reconfigure: Reconfiguration | None = None
+    """Plan to go on under. When all ranks have seen it, they do so from the next boundary, in the same processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reconfigured(Message):
-    """What local rank 0 leaves for the agent when the first step under a new plan has ended; times in seconds.
-
-    `drain` counts from the control file's writing to the step boundary, including a checkpoint that was being written.
-    """
+    """Message that local rank 0 leaves for the agent when the first step under a new plan has ended."""
 
     attempt: int
+    """Attempt that the ranks went on with."""
     step: int
+    """First step under the new plan."""
     drain_seconds: float
+    """Seconds from the control file's writing to the step boundary, including a checkpoint that was being written."""
     save_seconds: float
+    """Seconds that the copy in memory took."""
     rebuild_seconds: float
+    """Seconds that groups, mesh and model took."""
     load_seconds: float
+    """Seconds that the exchange of state took."""
     first_step_seconds: float
+    """Wall time of the first step, seconds."""
 
     @property
     def total_seconds(self) -> float:
-        """From the message to the end of the first step."""
+        """Seconds from the message to the end of the first step."""
         parts = self.drain_seconds, self.save_seconds, self.rebuild_seconds, self.load_seconds
         return sum(parts) + self.first_step_seconds

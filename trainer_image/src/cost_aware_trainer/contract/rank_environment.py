@@ -1,4 +1,4 @@
-"""The outside of a rank: where it was started from, how it is told to stop, and what it leaves behind."""
+"""Environment of a rank: the variables it was started with, the request to stop, and the files that it leaves."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cost_aware_trainer.contract import (
 )
 
 _LONGEST_LINE_BYTES = 2**20
-"""No line of the steps log comes near it."""
+"""More bytes than any line of the steps log has."""
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -36,17 +36,22 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What the agent set for this rank; all empty for a rank started by hand."""
+class RankEnvironment:
+    """Variables that the agent set for this rank; empty for a rank started by hand."""
 
     attempt: int
+    """Attempt that the rank was started for; 0 for a rank started by hand."""
     control_file: Path | None
+    """File of the agent's `Control`."""
     result_file: Path | None
+    """File for the rank's `RunResult`."""
     reconfigured_file: Path | None = None
+    """File for the rank's `Reconfigured`."""
     launch: Launch | None = None
+    """Times that the agent measured before the rank ran."""
 
     @classmethod
-    def from_environment(cls) -> Surroundings:
+    def from_environment(cls) -> RankEnvironment:
         """Reads the contract's variables."""
         names = (ENV_CONTROL_FILE, ENV_RESULT_FILE, ENV_RECONFIGURED_FILE)
         control, result, reconfigured = (Path(os.environ[name]) if os.environ.get(name) else None for name in names)
@@ -54,52 +59,52 @@ class Surroundings:
         return cls(int(os.environ.get(ENV_ATTEMPT, "0")), control, result, reconfigured, launch)
 
     def write_result(self, result: RunResult) -> None:
-        """Leaves a result for the agent, if there is one to read it."""
+        """Writes a result for the agent, if there is an agent."""
         if self.result_file:
             write_atomically(self.result_file, result.to_json())
 
     def write_reconfigured(self, reconfigured: Reconfigured) -> None:
-        """Tells the agent, if there is one, that the ranks go on under a new plan."""
+        """Tells the agent, if there is one, that the ranks go on under a new plan. Only local rank 0 writes."""
         if self.reconfigured_file and os.environ.get("LOCAL_RANK", "0") == "0":
             write_atomically(self.reconfigured_file, reconfigured.to_json())
 
 
 class StopSignal:
-    """Whether this rank was asked to stop: by the agent's control file, or by SIGTERM."""
+    """Request to stop, by the agent's control file or by SIGTERM."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
-        self._surroundings = surroundings
+    def __init__(self, environment: RankEnvironment) -> None:
+        self._environment = environment
         self._signalled = False
         self._version = (0, 0)
         self._known: Control | None = None
 
     def listen(self) -> None:
-        """Takes SIGTERM as a wish to stop at the next step boundary; from the main thread only."""
+        """Takes SIGTERM as a request to stop at the next step boundary. Call it from the main thread."""
         signal.signal(signal.SIGTERM, self._on_signal)
 
     def _on_signal(self, _number: int, _frame: types.FrameType | None) -> None:
         self._signalled = True
 
     def is_set(self) -> bool:
-        """Looks at both; an unreadable control file raises, for the agent writes it whole."""
+        """Whether this rank was asked to stop. An unreadable control file raises, because the agent writes it whole."""
         control = self._control()
         # A run that was reconfigured has a later attempt than the one that it was started for.
-        is_told = control is not None and control.stop and control.attempt >= self._surroundings.attempt
+        is_told = control is not None and control.stop and control.attempt >= self._environment.attempt
         return self._signalled or is_told
 
     def reconfiguration(self) -> Reconfiguration | None:
-        """The newest other plan that the agent has written, if any."""
+        """Newest other plan that the agent has written, if any."""
         control = self._control()
         return control.reconfigure if control else None
 
     def written_seconds_ago(self) -> float:
-        """How long ago the control file was written, by the clock of the node."""
-        path = self._surroundings.control_file
+        """Seconds since the control file was written, by the clock of the node."""
+        path = self._environment.control_file
         return max(0.0, time.time() - path.stat().st_mtime) if path else 0.0
 
     def _control(self) -> Control | None:
-        """The control file's content, read anew only when the agent has replaced it."""
-        path = self._surroundings.control_file
+        """Content of the control file, read again only if the agent has replaced it."""
+        path = self._environment.control_file
         if path is None:
             return None
         version = path.stat().st_mtime_ns, path.stat().st_ino
@@ -109,14 +114,14 @@ class StopSignal:
 
 
 class StepsLog:
-    """One JSON line for each step, appended; on ranks without a path it writes nothing."""
+    """Log of one JSON line for each step. Without a path it writes nothing."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file: TextIO | None = None
 
     def write(self, entry: dict[str, Any]) -> None:
-        """Appends one line. The file is opened with the first: by then its folder is known to be writable."""
+        """Appends one line. The first call opens the file, when its folder is known to be writable."""
         if self._path is None:
             return
         if self._file is None:
@@ -132,7 +137,7 @@ class StepsLog:
 
 
 def _drop_half_line(path: Path) -> None:
-    """Cuts off a last line that a killed process did not finish: appended to, it would spoil the next one as well."""
+    """Cuts off a last line that a killed process did not finish, because the next line would be appended to it."""
     if not path.is_file():
         return
     with path.open("r+b") as log:

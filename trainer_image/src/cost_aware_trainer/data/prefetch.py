@@ -1,4 +1,4 @@
-"""Prepares what is needed next, in the background."""
+"""Background loading of values that are needed next."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ Value = TypeVar("Value")
 
 
 class Prefetcher(Generic[Key, Value]):
-    """Loads values by key on a thread of its own, at most those of one call of `ahead`.
+    """Loader of values by key on a thread of its own, at most those of one call of `ahead`.
 
-    Whoever takes a value waits only for what is not ready yet; what nobody foresaw is loaded at once. What loading raises is
-    raised where the value is taken.
+    Taking a value waits only if it is not ready. A value that was not announced is loaded at once. An error of loading is
+    raised when the value is taken.
     """
 
     def __init__(self, load: Callable[[Key], Value]) -> None:
@@ -23,7 +23,7 @@ class Prefetcher(Generic[Key, Value]):
         self._ready: dict[Key, concurrent.futures.Future[Value]] = {}
 
     def ahead(self, keys: Iterable[Key]) -> None:
-        """Starts to load what will be taken next, in this order; forgets what was foreseen before and not taken."""
+        """Starts to load the keys that will be taken next, in this order. Forgets those announced before and not taken."""
         forgotten, self._ready = self._ready, {}
         for future in forgotten.values():
             future.cancel()
@@ -31,7 +31,7 @@ class Prefetcher(Generic[Key, Value]):
             self._ready[key] = self._pool.submit(self._load, key)
 
     def take(self, key: Key) -> Value:
-        """The value of a key, once."""
+        """Takes the value of a key, once."""
         future = self._ready.pop(key, None)
         return future.result() if future else self._load(key)
 

@@ -1,4 +1,4 @@
-"""Which sample is trained when: a seeded order that no degree can change, and a checksum that proves it.
+"""Order of samples: a seeded order that no degree can change, and a checksum that proves it.
 
 Sample positions count from 0 over the whole run: step s trains positions `s * global_samples ...`. Epoch e of a data
 set of W windows maps its W positions onto its W windows by a bijection that is computed, not stored, so any rank of
@@ -32,9 +32,9 @@ def mix64(values: Uint64Array) -> Uint64Array:
 
 
 def permute(indices: Uint64Array, size: int, key: int) -> Uint64Array:
-    """A bijection of 0 … size-1 chosen by `key`: a Feistel network over the next even power of two, cycle-walked.
+    """Maps 0 … size-1 onto itself, one to one, as `key` says: a Feistel network over the next even power of two, cycle-walked.
 
-    Cycle-walking applies the network again to what falls outside of the range; at most three of four values do.
+    Cycle-walking applies the network again to values outside of the range. At most three of four values are.
 
     Raises:
         ValueError: an index outside 0 … size-1.
@@ -51,7 +51,7 @@ def permute(indices: Uint64Array, size: int, key: int) -> Uint64Array:
 
 
 def _feistel(values: Uint64Array, half_bits: int, key: int) -> Uint64Array:
-    """One pass of the network over words of 2 × half_bits bits."""
+    """Applies the network once to words of 2 × half_bits bits."""
     shift, mask = np.uint64(half_bits), np.uint64((1 << half_bits) - 1)
     left, right = values >> shift, values & mask
     for round_index in range(FEISTEL_ROUNDS):
@@ -62,13 +62,15 @@ def _feistel(values: Uint64Array, half_bits: int, key: int) -> Uint64Array:
 
 @dataclass(frozen=True)
 class SampleOrder:
-    """The order of a run: `windows` distinct samples, shuffled anew in each epoch from `seed`."""
+    """Order of a run's samples, shuffled again in each epoch."""
 
     windows: int
+    """Number of distinct samples."""
     seed: int
+    """Seed that chooses the order of each epoch."""
 
     def at(self, positions: Uint64Array) -> Uint64Array:
-        """The windows that are trained at global positions."""
+        """Windows that are trained at global positions."""
         epochs, offsets = np.divmod(positions.astype(np.uint64), np.uint64(self.windows))
         result = np.empty_like(offsets)
         for epoch in np.unique(epochs):
@@ -83,11 +85,14 @@ class SampleOrder:
 
 @dataclass(frozen=True)
 class Shard:
-    """The contiguous slice of each global batch that one data-parallel rank trains."""
+    """Contiguous slice of each global batch that one data-parallel rank trains."""
 
     global_samples: int
+    """Samples of one step, on all ranks."""
     rank: int
+    """Place of the rank on the data axis."""
     degree: int
+    """Number of ranks on the data axis."""
 
     def positions(self, step: int) -> Uint64Array:
         """Global positions of this rank's samples of a step (counted from 0)."""
@@ -95,33 +100,33 @@ class Shard:
         first = step * self.global_samples + self.rank * each
         return np.arange(first, first + each, dtype=np.uint64)
 
-    def micro_batches(self, step: int, micro_samples: int) -> Iterator[Uint64Array]:
-        """The same positions, one forward pass at a time."""
+    def micro_batch_positions(self, step: int, micro_batch: int) -> Iterator[Uint64Array]:
+        """Global positions of this rank's samples of a step (counted from 0), one micro-batch at a time."""
         positions = self.positions(step)
-        for start in range(0, len(positions), micro_samples):
-            yield positions[start : start + micro_samples]
+        for start in range(0, len(positions), micro_batch):
+            yield positions[start : start + micro_batch]
 
 
 def checksum(positions: Uint64Array, windows: Uint64Array) -> int:
-    """An order-free hash of (position, window) pairs: the sum of the pairs' hashes modulo 2^64.
+    """Hashes (position, window) pairs without regard to their order: the sum of the pairs' hashes modulo 2^64.
 
-    A pair trained twice, left out or exchanged changes it, and the sums of shards add up to the sum of the whole.
+    A pair that is trained twice, left out or exchanged changes it. The sums of shards add up to the sum of the whole.
     """
     hashed = mix64(positions * np.uint64(_GOLDEN) + mix64(windows + np.uint64(1)))
     return int(hashed.sum(dtype=np.uint64))
 
 
 def expected_checksum(windows: int, seed: int, global_samples: int, steps: int) -> int:
-    """The checksum of a run that trained every position of its first `steps` steps exactly once."""
+    """Checksum of a run that trained every position of its first `steps` steps exactly once."""
     positions = np.arange(steps * global_samples, dtype=np.uint64)
     return checksum(positions, SampleOrder(windows, seed).at(positions))
 
 
 def checksum_text(value: int) -> str:
-    """A checksum as it stands in results and manifests: 16 hexadecimal digits."""
+    """Writes a checksum as results and manifests have it: 16 hexadecimal digits."""
     return f"{value & _MASK64:016x}"
 
 
 def add_checksums(*values: int) -> int:
-    """The checksum of the union of disjoint samples."""
+    """Checksum of the union of disjoint samples."""
     return sum(values) & _MASK64

@@ -1,7 +1,7 @@
-"""Where data lie: a folder, or an HTTP(S) server that answers HEAD, and GET with Range, as object stores do.
+"""Stores of data: a folder, or an HTTP(S) server that answers HEAD, and GET with Range, as object stores do.
 
-What comes over the network is kept in a cache folder, one copy a host, and checked against the hashes of its manifest. It is
-then read through memory maps like any other data folder.
+Files from the network are kept in a cache folder, one copy a host, and checked against the hashes of their manifest. They are
+then read through memory maps, as any other data folder is.
 """
 
 from __future__ import annotations
@@ -33,40 +33,42 @@ from cost_aware_trainer.data.token_files import (
 )
 
 ENV_CACHE = "CATJ_DATA_CACHE"
-"""The cache folder; if unset, one under the run folder where there is one, else under the temporary folder."""
+"""Cache folder. If unset, it lies under the run folder if there is one, else under the temporary folder."""
 PIECE_BYTES = 8 * 2**20
-"""One request's range: what a broken connection costs."""
+"""Bytes of one request, which a broken connection costs."""
 TRIES = 6
+"""Number of times that a request is tried."""
 FIRST_PAUSE_SECONDS = 0.2
-"""Doubled after each failed try: 6 s in all."""
+"""Seconds to wait after the first failed try; doubled after each further one, 6 s in all."""
 TIMEOUT_SECONDS = 20.0
+"""Seconds that a server may be silent."""
 _RETRIED = frozenset({408, 425, 429})
-"""Statuses below 500 that say "later"."""
+"""Statuses below 500 that ask to try again later."""
 
 
 _T = TypeVar("_T")
 
 
 class StoreError(DataError):
-    """Data that cannot be had; the text names what was asked for, what came, and what to do."""
+    """Data that cannot be read. The text names what was asked for, what came, and what to do."""
 
 
 class _PassingError(Exception):
-    """A failure that another try may not see."""
+    """Failure that may be gone at the next try."""
 
 
 class Store(Protocol):
-    """Named files of known size, any range of which can be read."""
+    """Store of named files of known size, of which any range can be read."""
 
     def size_bytes(self, name: str) -> int:
-        """The size of a file; StoreError if there is none."""
+        """Size of a file in bytes; raises StoreError if there is none."""
 
     def read(self, name: str, start: int, end: int) -> bytes:
-        """Bytes start … end - 1 of a file, all of them; StoreError if they cannot be had."""
+        """Reads bytes start … end - 1 of a file, all of them; raises StoreError if that fails."""
 
 
 def open_store(location: str) -> Store:
-    """The store of a path, or of a URL that begins with http:// or https://.
+    """Opens the store of a path, or of a URL that begins with http:// or https://.
 
     Raises:
         StoreError: another kind of URL.
@@ -81,9 +83,10 @@ def open_store(location: str) -> Store:
 
 @dataclass(frozen=True)
 class FolderStore:
-    """A folder."""
+    """Store that is a folder."""
 
     folder: Path
+    """Folder of the files."""
 
     def size_bytes(self, name: str) -> int:
         """See Store."""
@@ -107,12 +110,16 @@ class FolderStore:
 
 @dataclass(frozen=True)
 class HttpStore:
-    """Files under an address; server errors, time-outs and bodies cut short are tried again."""
+    """Store of files under an address. Server errors, time-outs and bodies cut short are tried again."""
 
     address: str
+    """URL under which the files lie."""
     timeout_seconds: float = TIMEOUT_SECONDS
+    """Seconds that the server may be silent."""
     tries: int = TRIES
+    """Number of times that a request is tried."""
     first_pause_seconds: float = FIRST_PAUSE_SECONDS
+    """Seconds to wait after the first failed try; doubled after each further one."""
 
     def size_bytes(self, name: str) -> int:
         """See Store."""
@@ -167,7 +174,7 @@ class HttpStore:
 
 
 def cache_folder() -> Path:
-    """Where data from the network are kept on this host."""
+    """Folder on this host that keeps data from the network."""
     given = os.environ.get(ENV_CACHE)
     if given:
         return Path(given)
@@ -175,13 +182,13 @@ def cache_folder() -> Path:
 
 
 def local_folder(location: str, cache: Path | None = None) -> Path:
-    """The data folder of a location: the path itself, or for an address its copy in the cache, complete and checked.
+    """Data folder of a location: the path itself, or for an address its copy in the cache, complete and checked.
 
-    Of the ranks of one host, one fetches and the others wait for it. Data sets are told apart by their manifest's hash: a new
-    manifest at the same address is another data set, and an old copy never answers for it.
+    One rank of each host fetches, and the others wait for it. A data set is identified by its manifest's hash: a new manifest at
+    the same address is another data set, and an old copy is never taken for it.
 
     Raises:
-        StoreError: something cannot be had, or is not what the manifest says.
+        StoreError: something cannot be read, or is not what the manifest says.
         DataError: the manifest is not one.
     """
     store = open_store(location)
@@ -189,17 +196,17 @@ def local_folder(location: str, cache: Path | None = None) -> Path:
 
 
 def local_heldout(store: Store, cache: Path | None = None) -> tuple[DataManifest, Path]:
-    """The manifest of data that are streamed, and the folder in the cache that holds their held-out part.
+    """Manifest of data that are streamed, and the folder in the cache that holds their held-out part.
 
     Raises:
-        StoreError: something cannot be had, or is not what the manifest says.
+        StoreError: something cannot be read, or is not what the manifest says.
         DataError: the manifest is not one.
     """
     return _copy(store, ("heldout",), cache)
 
 
 def read_manifest(store: Store, cache: Path | None = None) -> tuple[DataManifest, Path]:
-    """The manifest of a store's data, and the folder in the cache that is or would be their copy; raises as `local_heldout`."""
+    """Manifest of a store's data, and the folder in the cache for their copy, which may not exist; raises as `local_heldout` does."""
     content = store.read(MANIFEST, 0, store.size_bytes(MANIFEST))
     return DataManifest.parse(content, MANIFEST), _cached(content, SPLITS, cache)
 
@@ -230,10 +237,10 @@ def _copy(store: Store, splits: Sequence[Split], cache: Path | None) -> tuple[Da
 
 
 def fetch(store: Store, name: str, facts: PartFacts, folder: Path) -> None:
-    """Copies a file piece by piece, checks size and hash, and only then gives it its name. What an earlier try has got is kept.
+    """Copies a file piece by piece, checks size and hash, and only then gives it its name. Pieces of an earlier try are kept.
 
     Raises:
-        StoreError: it cannot be had, is of another size, or has another hash than its manifest says.
+        StoreError: it cannot be read, is of another size, or has another hash than its manifest says.
         OSError: the folder cannot be written.
     """
     size_bytes = store.size_bytes(name)
@@ -255,7 +262,7 @@ def fetch(store: Store, name: str, facts: PartFacts, folder: Path) -> None:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock that the kernel frees however this process ends."""
+    """Holds a lock during the block. The kernel frees it however this process ends."""
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -1,7 +1,7 @@
 """Training windows read from a store when they are needed, for data that no pod's disk holds.
 
-Samples come in a random order, so that reading ahead in the file would fetch what nobody asks for: each window is a ranged
-request of its own, many at a time, and the trainer's prefetcher asks for a step's windows while the step before computes.
+Samples come in a random order, so reading ahead in the file would fetch bytes that nobody needs. Each window is a ranged
+request of its own, many at a time. The trainer's prefetcher asks for a step's windows while the step before computes.
 """
 
 from __future__ import annotations
@@ -26,14 +26,15 @@ from cost_aware_trainer.data.stores import (
 from cost_aware_trainer.data.token_files import Corpus, MappedPart, TokenPart, check_window
 
 ENV_STREAM = "CATJ_DATA_STREAM"
-"""`always`, `never`, or `auto`, which is the default: data from the network are streamed when the cache has no room for a copy."""
+"""Mode of streaming: `always`, `never`, or `auto`, the default, which streams data from the network if the cache has no room
+for a copy."""
 REQUESTS_AT_ONCE = 16
 SPARED_BYTES = 2**30
-"""Room that a copy must leave in the cache folder's file system."""
+"""Bytes that a copy must leave free in the cache folder's file system."""
 
 
 class StreamedPart(TokenPart):
-    """A file in a store. Its size is compared with the manifest's; of its content only what is read is known."""
+    """Part in a store. Its size is compared with the manifest's. Its hash cannot be, because it is never read as a whole."""
 
     def __init__(self, store: Store, name: str, size_bytes: int) -> None:
         found_bytes = store.size_bytes(name)
@@ -49,7 +50,7 @@ class StreamedPart(TokenPart):
         return self._size_bytes
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
-        """See Part; raises StoreError when the store does not answer."""
+        """See `TokenPart`; raises StoreError if the store does not answer."""
 
         def read(start: int) -> NDArray[np.uint8]:
             return np.frombuffer(self._store.read(self._name, start, start + length), dtype=np.uint8)
@@ -59,10 +60,10 @@ class StreamedPart(TokenPart):
 
 
 def open_data(location: str, sequence_length: int, *, verify_hashes: bool) -> Corpus:
-    """The data of a folder or an address: mapped from disk, or streamed where the cache has no room for a copy.
+    """Opens the data of a folder or an address: mapped from disk, or streamed if the cache has no room for a copy.
 
     Raises:
-        StoreError: something cannot be had, or `CATJ_DATA_STREAM` is none of its values.
+        StoreError: something cannot be read, or `CATJ_DATA_STREAM` is none of its values.
         DataError: what is there is not what its manifest says, or too small for one window.
     """
     store = open_store(location)
@@ -88,7 +89,7 @@ def _is_streamed(store: Store) -> bool:
 
 
 def _free_bytes(folder: Path) -> int:
-    """Room in the file system that a folder will be made in."""
+    """Free bytes in the file system of a folder, which may not exist yet."""
     while not folder.exists():
         folder = folder.parent
     return shutil.disk_usage(folder).free

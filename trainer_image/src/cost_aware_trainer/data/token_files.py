@@ -1,4 +1,4 @@
-"""The bundled data: Python's own standard library as bytes, prepared once, read through memory maps.
+"""Token files. The bundled data are Python's own standard library as bytes, prepared once, read through memory maps.
 
     python -m cost_aware_trainer.data prepare --output DIR [--source DIR]
 
@@ -28,24 +28,28 @@ MANIFEST = "manifest.json"
 SEPARATOR = b"\0"
 HELDOUT_FRACTION = 0.02
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
-"""Installed packages are not the standard library. Its own tests are part of it where the installation ships them."""
+"""Folders that are left out: installed packages are not the standard library. Its own tests belong to it, if they are installed."""
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
 
 
 class DataError(ValueError):
-    """A data folder that cannot be used; the text says which file, what is wrong and how to get a good one."""
+    """Data folder that cannot be used. The text says which file, what is wrong, and how to get a good one."""
 
 
 @dataclass(frozen=True)
 class SourceFile:
-    """One file of the corpus: its relative path, size, hash and the part that it went to."""
+    """One source file of the corpus."""
 
     path: str
+    """Path relative to the source folder."""
     bytes: int
+    """Size in bytes."""
     sha256: str
+    """Hexadecimal SHA-256 of the content."""
     split: Split
+    """Part that holds the file."""
 
 
 @dataclass(frozen=True)
@@ -53,25 +57,32 @@ class PartFacts:
     """Size and hash of `train.bin` or `heldout.bin`."""
 
     bytes: int
+    """Size in bytes."""
     sha256: str
+    """Hexadecimal SHA-256 of the content."""
     files: int
+    """Number of source files in it."""
 
 
 @dataclass(frozen=True)
 class DataManifest:
-    """What `manifest.json` says about a data folder."""
+    """Content of a data folder's `manifest.json`."""
 
     train: PartFacts
+    """Size and hash of `train.bin`."""
     heldout: PartFacts
+    """Size and hash of `heldout.bin`."""
     files: tuple[SourceFile, ...]
+    """Source files of both parts."""
     format_version: int = FORMAT_VERSION
+    """Version of this format."""
 
     def part(self, split: Split) -> PartFacts:
-        """The facts of one part."""
+        """Size and hash of one part."""
         return self.train if split == "train" else self.heldout
 
     def to_json(self) -> str:
-        """The manifest's text, the same for the same content."""
+        """Writes the manifest as JSON: equal content gives equal text."""
         return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
 
     @classmethod
@@ -114,17 +125,17 @@ def _how_to_prepare(folder: Path) -> str:
 
 
 class TokenPart(Protocol):
-    """One part's bytes, wherever they are."""
+    """Bytes of one part, on disk or in a store."""
 
     def __len__(self) -> int:
-        """Its size in bytes."""
+        """Size in bytes."""
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
-        """The `length` bytes from each start on, as (starts, length); DataError if they cannot be had."""
+        """Reads `length` bytes from each start on, as (starts, length); raises DataError if that fails."""
 
 
 class MappedPart(TokenPart):
-    """A file, mapped into memory."""
+    """Part in a file that is mapped into memory."""
 
     def __init__(self, path: Path) -> None:
         self._bytes: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
@@ -133,13 +144,13 @@ class MappedPart(TokenPart):
         return len(self._bytes)
 
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
-        """See Part."""
+        """See `TokenPart`."""
         found: NDArray[np.uint8] = self._bytes[starts[:, None] + np.arange(length, dtype=np.int64)]
         return found
 
 
 def check_window(name: str, size_bytes: int, sequence_length: int) -> None:
-    """Raises DataError where a part is too small for one window."""
+    """Raises DataError if a part is too small for one window."""
     if size_bytes <= sequence_length:
         raise DataError(
             f"{name}: {size_bytes} bytes hold no window of sequenceLength {sequence_length} + 1; use more data or a "
@@ -149,12 +160,16 @@ def check_window(name: str, size_bytes: int, sequence_length: int) -> None:
 
 @dataclass(frozen=True)
 class Corpus:
-    """An opened data set: both parts, and what their manifest says."""
+    """Opened data set."""
 
     manifest: DataManifest
+    """Manifest of the data folder."""
     train: TokenPart
+    """Bytes to train on."""
     heldout: TokenPart
+    """Bytes of held-out evaluations."""
     sequence_length: int
+    """Tokens of one sample."""
 
     @classmethod
     def open(cls, folder: Path, sequence_length: int, *, verify_hashes: bool) -> Self:
@@ -173,21 +188,21 @@ class Corpus:
 
     @property
     def windows(self) -> int:
-        """How many training samples there are: windows of sequence_length inputs and one more byte, the last target."""
+        """Number of training samples: windows of sequence_length inputs and one more byte, the last target."""
         return (len(self.train) - 1) // self.sequence_length
 
     def train_windows(self, windows: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Bytes of training windows as (samples, sequence_length + 1) tokens."""
+        """Reads training windows as (samples, sequence_length + 1) tokens."""
         return self._gather(self.train, windows.astype(np.int64) * self.sequence_length)
 
     def heldout_windows(self, count: int) -> NDArray[np.int64]:
-        """Where up to `count` held-out windows start: evenly spread, the same at every evaluation of every rank."""
+        """Start bytes of up to `count` held-out windows, evenly spread, equal at every evaluation of every rank."""
         available = (len(self.heldout) - 1) // self.sequence_length
         count = min(count, available)
         return (np.arange(count, dtype=np.int64) * available // count) * self.sequence_length
 
     def heldout_tokens(self, starts: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Bytes of held-out windows as (samples, sequence_length + 1) tokens."""
+        """Reads held-out windows as (samples, sequence_length + 1) tokens."""
         return self._gather(self.heldout, starts)
 
     def _gather(self, part: TokenPart, starts: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -227,13 +242,13 @@ def sha256_of_file(path: Path) -> str:
 
 
 def split_of(path: str) -> Split:
-    """The part that a source file belongs to, by a hash of its relative path: the same in every release and place."""
+    """Part of a source file, by a hash of its relative path: equal in every release and place."""
     word = int.from_bytes(hashlib.sha256(path.encode()).digest()[:8], "big")
     return "heldout" if word < HELDOUT_FRACTION * 2**64 else "train"
 
 
 def source_paths(source: Path) -> list[str]:
-    """Relative POSIX paths of the Python sources under a folder, sorted."""
+    """Lists the Python sources under a folder as relative POSIX paths, sorted."""
     found: list[str] = []
     for folder, subfolders, names in os.walk(source):
         subfolders[:] = [name for name in subfolders if name not in SKIPPED_FOLDERS]
@@ -242,7 +257,7 @@ def source_paths(source: Path) -> list[str]:
 
 
 def prepare(output: Path, source: Path) -> bool:
-    """Prepares a data folder; True if it was written now, False if a good one was there.
+    """Prepares a data folder. Returns True if it was written now, False if a good one was there.
 
     Raises:
         DataError: the source has no Python files, or only ones of a single split.
@@ -267,7 +282,7 @@ def prepare(output: Path, source: Path) -> bool:
 
 
 def _is_prepared(output: Path) -> bool:
-    """Whether a good data set is there; what is wrong with a bad one is said before it is replaced."""
+    """Whether a good data set is there. Prints what is wrong with a bad one, before it is replaced."""
     if not (output / MANIFEST).exists():
         return False
     try:
@@ -306,7 +321,7 @@ def _write_parts(folder: Path, source: Path, paths: list[str]) -> DataManifest:
 
 
 def _show_progress(done: int, total: int) -> None:
-    """A bar on a terminal, a line every tenth of the way elsewhere."""
+    """Shows a bar on a terminal, otherwise a line at every tenth of the way."""
     if sys.stderr.isatty():
         filled = 40 * done // total
         print(f"\r[{'#' * filled}{'.' * (40 - filled)}] {done}/{total} files", end="", file=sys.stderr)
@@ -317,7 +332,7 @@ def _show_progress(done: int, total: int) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; 0 when the data set is there, 1 when it could not be prepared."""
+    """Runs the command line. Returns 0 if the data set is there, 1 if it could not be prepared."""
     parser = argparse.ArgumentParser(
         prog="python -m cost_aware_trainer.data", description="Prepares the bundled data set."
     )

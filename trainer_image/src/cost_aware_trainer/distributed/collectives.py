@@ -1,4 +1,4 @@
-"""The ranks' process groups, and the few small collectives by which they stay of one mind."""
+"""Process groups of the ranks, and the few small collectives with which they agree."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from cost_aware_trainer.contract import ENV_PULSE_FOLDER
-from cost_aware_trainer.contract.heartbeat import Heart
+from cost_aware_trainer.contract.heartbeat import Heartbeat
 
 ENV_COLLECTIVE_TIMEOUT = "CATJ_COLLECTIVE_TIMEOUT_SECONDS"
 TIMEOUT = timedelta(seconds=float(os.environ.get(ENV_COLLECTIVE_TIMEOUT, "60")))
-"""A collective that takes longer has lost a peer; torch's own 30 minutes would be paid for by every other rank."""
+"""Time-out of a collective. One that takes longer has lost a peer. Every other rank would pay for torch's own 30 minutes."""
 
 _FLAGS = 6
 _LIMBS = 4
@@ -28,19 +28,21 @@ _LIMB_BITS = 16
 
 @dataclass(frozen=True)
 class Ranks:
-    """This rank's place in the run, and its two process groups.
-
-    `background` is gloo and used only by asynchronous checkpoints: collectives of two threads on one group would
-    interleave differently on different ranks.
-    """
+    """Ranks of the run, as this rank sees them: its own place, and the process groups of all."""
 
     rank: int
+    """Number of this rank."""
     size: int
+    """Number of ranks in the run."""
     local_rank: int
+    """Number of this rank on its node."""
     device: torch.device
+    """Device on which this rank computes."""
     background: dist.ProcessGroup | None
-    heart: Heart = field(default_factory=lambda: Heart(None, 0))
-    """By which the agent sees that this rank gets on; whatever waits for others says so."""
+    """Group over gloo, used only by asynchronous checkpoints: collectives of two threads on one group would interleave differently
+    on different ranks. None for a run of one rank."""
+    heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(None, 0))
+    """Heartbeat, by which the agent sees progress. Every wait for other ranks is marked in it."""
 
     @property
     def is_first(self) -> bool:
@@ -48,28 +50,28 @@ class Ranks:
         return self.rank == 0
 
     def synchronise(self) -> None:
-        """Waits until the device has done what was asked of it; nothing to wait for on a CPU."""
+        """Waits until the device has finished all its work. Does nothing on a CPU."""
         if self.device.type == "cuda":
             # The device itself waits for other ranks in NCCL's kernels, and the host cannot tell that from work.
-            with self.heart.waiting():
+            with self.heartbeat.waiting():
                 torch.cuda.synchronize(self.device)
 
     def sum(self, values: list[float]) -> list[float]:
-        """Element-wise sums over all ranks, in float64."""
+        """Sums each value over all ranks, in float64."""
         if self.size == 1:
             return values
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        with self.heart.waiting():
+        with self.heartbeat.waiting():
             dist.all_reduce(tensor)
             sums: list[float] = tensor.tolist()
         return sums
 
     def broadcast_json(self, document: Any) -> Any:
-        """Rank 0's document on every rank: JSON in a byte tensor, so that nothing is unpickled."""
+        """Sends rank 0's document to every rank, as JSON in a byte tensor, so that nothing is unpickled."""
         if self.size == 1:
             return document
         content = json.dumps(document).encode() if self.is_first else b""
-        with self.heart.waiting():
+        with self.heartbeat.waiting():
             length = torch.tensor([len(content)], dtype=torch.int64, device=self.device)
             dist.broadcast(length, src=0)
             buffer = torch.zeros(int(length.item()), dtype=torch.uint8, device=self.device)
@@ -80,12 +82,12 @@ class Ranks:
         return json.loads(received)
 
     def first_problem(self, problem: str) -> str:
-        """The problem of the lowest rank that has one, on every rank; empty if none has."""
+        """Returns on every rank the problem of the lowest rank that has one; empty if none has."""
         if self.size == 1:
             return problem
         texts = [torch.zeros(1024, dtype=torch.uint8, device=self.device) for _ in range(self.size)]
         mine = problem.encode()[:1024].ljust(1024, b"\0")
-        with self.heart.waiting():
+        with self.heartbeat.waiting():
             dist.all_gather(texts, torch.frombuffer(bytearray(mine), dtype=torch.uint8).to(self.device))
         problems = [bytes(text.cpu().numpy()).rstrip(b"\0").decode(errors="replace") for text in texts]
         return next((text for text in problems if text), "")
@@ -93,31 +95,36 @@ class Ranks:
     def barrier(self) -> None:
         """Waits for all ranks."""
         if self.size > 1:
-            with self.heart.waiting():
+            with self.heartbeat.waiting():
                 dist.barrier()
 
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Where the ranks of a run meet. It outlives process groups, so that they can be made anew in living processes."""
+    """Meeting place of a run's ranks. It outlives process groups, so that living processes can make new ones."""
 
     store: Store | None
+    """Store of torch's rendezvous; None for a run of one rank."""
     rank: int
+    """Number of this rank."""
     size: int
+    """Number of ranks in the run."""
     local_rank: int
-    heart: Heart = field(default_factory=lambda: Heart(None, 0))
+    """Number of this rank on its node."""
+    heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(None, 0))
+    """Heartbeat of this rank."""
 
     @classmethod
     def from_environment(cls) -> Self:
-        """Goes where torchrun's environment says; a single rank needs no place to meet."""
+        """Opens the store that torchrun's environment names. A single rank needs none."""
         rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
         folder = os.environ.get(ENV_PULSE_FOLDER)
-        heart = Heart(Path(folder) if folder else None, rank)
+        heartbeat = Heartbeat(Path(folder) if folder else None, rank)
         store = next(rendezvous("env://", timeout=TIMEOUT))[0] if size > 1 else None
-        return cls(store, rank, size, int(os.environ.get("LOCAL_RANK", "0")), heart)
+        return cls(store, rank, size, int(os.environ.get("LOCAL_RANK", "0")), heartbeat)
 
     def join(self, generation: str) -> Ranks:
-        """Makes the run's process groups: nccl where CUDA is available, gloo otherwise.
+        """Makes the run's process groups: nccl if CUDA is available, gloo otherwise.
 
         All ranks must name the same `generation`, and never one that was used before.
         """
@@ -126,51 +133,56 @@ class Rendezvous:
         if has_cuda:
             torch.cuda.set_device(device)
         if self.store is None:
-            return Ranks(self.rank, self.size, self.local_rank, device, None, self.heart)
+            return Ranks(self.rank, self.size, self.local_rank, device, None, self.heartbeat)
         store = PrefixStore(f"generation/{generation}", self.store)
         backend = "nccl" if has_cuda else "gloo"
-        with self.heart.waiting():
+        with self.heartbeat.waiting():
             dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
             background = dist.new_group(backend="gloo", timeout=TIMEOUT)
         assert isinstance(background, dist.ProcessGroup)  # noqa: S101  every rank is a member
-        return Ranks(self.rank, self.size, self.local_rank, device, background, self.heart)
+        return Ranks(self.rank, self.size, self.local_rank, device, background, self.heartbeat)
 
 
 def disconnect() -> None:
-    """Leaves the run, if it was joined."""
+    """Destroys the process groups, if there are any."""
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
 class StepVote:
-    """What a rank brings to the one small all-reduce of a step."""
+    """Contribution of a rank to the one small all-reduce of a step, or the combination of all ranks' contributions."""
 
     loss_sum: float
+    """Sum of this rank's training losses in the step, nats."""
     checksum: int
+    """Checksum of the samples that this rank reports."""
     squared_norm: float = 0.0
+    """This rank's share of the gradient's squared norm."""
     wants_stop: bool = False
+    """Whether the rank was asked to stop."""
     wants_checkpoint: bool = False
+    """Whether a periodic checkpoint is due."""
     save_failed: bool = False
+    """Whether a save has failed on this rank."""
     is_ready: bool = False
-    """Whether the rank has seen a new plan; the combined vote says whether all have."""
+    """Whether the rank has seen a new plan. The combined vote says whether all have."""
     wants_copy: bool = False
+    """Whether a copy to other nodes' memory is due."""
     is_copying: bool = False
-    """Whether a copy to other nodes' memory is under way."""
+    """Whether such a copy is under way."""
     work_seconds: float = 0.0
-    """How long the rank itself has worked since the last vote."""
+    """Seconds that the rank itself has worked since the last vote."""
     work_seconds_of: tuple[float, ...] = ()
-    """The same of every rank, by rank; only in the combined vote."""
+    """Those seconds of every rank, by rank; only in the combined vote."""
 
 
 def combine(ranks: Ranks, vote: StepVote) -> StepVote:
-    """Sums losses, squared norms and checksums (modulo 2^64) and takes the "or" of flags, in one all-reduce.
+    """Combines the votes of all ranks in one all-reduce.
 
-    Only `is_ready` is true if it is true of all.
-
-    Each rank's working time has a place of its own, in which the others add 0.
-
-    A checksum travels as four limbs of 16 bits, whose sums float64 holds exactly for up to 2^37 ranks.
+    Losses, squared norms and checksums (modulo 2^64) are summed. A flag is true if it is true on any rank, except
+    `is_ready`, which must be true on all. Each rank's working time has a place of its own, to which the others add 0. A
+    checksum travels as four limbs of 16 bits, whose sums float64 holds exactly for up to 2^37 ranks.
     """
     limbs = [float((vote.checksum >> (_LIMB_BITS * i)) & 0xFFFF) for i in range(_LIMBS)]
     votes = (
@@ -198,7 +210,7 @@ def combine(ranks: Ranks, vote: StepVote) -> StepVote:
 
 
 def combine_bytes(ranks: Ranks) -> float:
-    """Bytes that `combine` sends per rank in a ring."""
+    """Bytes that each rank sends for `combine`, in a ring."""
     return ring_bytes((2 + _FLAGS + _LIMBS + ranks.size) * 8, ranks.size)
 
 

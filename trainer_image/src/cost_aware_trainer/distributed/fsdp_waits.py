@@ -1,4 +1,4 @@
-"""What a rank waits for weights and gradients that fully_shard moves: torch does it inside of forward and backward."""
+"""Waits for weights and gradients that fully_shard moves. torch waits for them inside of forward and backward."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from cost_aware_trainer.telemetry.traffic import Axis, Traffic
 
 _WAITING = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
 """Methods of torch 2.15 that gather weights, wait for them, scatter gradients, and wait for those. Gathers and scatters that run
-behind computation only cost their launch and copies here."""
+behind computation take only the time of their launch and copies here."""
 
 
 @contextmanager
 def waits_timed(traffic: Traffic) -> Iterator[None]:
-    """Counts what fully_shard waits for inside the block as exposed on the data axis."""
+    """Counts the waits of fully_shard inside the block as exposed on the data axis."""
     originals = {name: getattr(FSDPParamGroup, name) for name in _WAITING}
     depth = [0]
 
@@ -26,7 +26,7 @@ def waits_timed(traffic: Traffic) -> Iterator[None]:
         @functools.wraps(original)
         def call(*arguments: Any, **named: Any) -> Any:
             if depth[0]:
-                # one of them calls another: what the outer one takes is counted once
+                # these methods call each other: only the outer call is counted
                 return original(*arguments, **named)
             depth[0] += 1
             try:

@@ -1,9 +1,9 @@
-"""Which rank holds which part of the model: pure arithmetic on the plan, the same answer on every rank.
+"""Layout of the model over the ranks: pure arithmetic on the plan, with equal results on every rank.
 
-A rank's number is `(pipeline × data_degree + data) × tensor_degree + tensor`: tensor-parallel peers, which talk the
-most, are neighbours, and so share a node wherever they fit; pipeline stages, which talk the least, are far apart.
-Parts of tensors are boxes (offsets and sizes) of the whole tensor. Initialisation, checkpoints, checksums and
-resharding all work on boxes, so none of them depends on how a rank came by its part.
+A rank's number is `(pipeline × data_degree + data) × tensor_degree + tensor`. Tensor-parallel peers, which exchange the
+most, are neighbours and share a node if they fit. Pipeline stages, which exchange the least, are far apart. A part of a
+tensor is a box (offsets and sizes) of the whole tensor. Initialisation, checkpoints, checksums and resharding all work
+on boxes, so none of them depends on how a rank got its part.
 """
 
 from __future__ import annotations
@@ -22,41 +22,46 @@ _COLUMNS = ("attention.output.weight", "feed_forward.down.weight")
 
 @dataclass(frozen=True)
 class Coordinates:
-    """A rank's place on the three axes."""
+    """Place of a rank on the three axes, each counted from 0."""
 
     data: int
+    """Place on the data axis: the number of its replica."""
     tensor: int
+    """Place on the tensor axis."""
     pipeline: int
+    """Place on the pipeline axis."""
 
     @classmethod
     def of(cls, rank: int, degrees: DegreesPlan) -> Self:
-        """The place of a rank."""
+        """Computes the place of a rank."""
         rest, tensor = divmod(rank, degrees.tensor)
         pipeline, data = divmod(rest, degrees.data)
         return cls(data, tensor, pipeline)
 
     def rank(self, degrees: DegreesPlan) -> int:
-        """The rank at this place."""
+        """Number of the rank at this place."""
         return (self.pipeline * degrees.data + self.data) * degrees.tensor + self.tensor
 
 
 @dataclass(frozen=True)
 class Box:
-    """A part of a tensor: where it starts and how large it is, by dimension."""
+    """Part of a tensor."""
 
     offsets: Shape
+    """First index in each dimension."""
     sizes: Shape
+    """Number of indices in each dimension."""
 
     @property
     def elements(self) -> int:
-        """How many elements it has; 1 for a scalar."""
+        """Number of elements; 1 for a scalar."""
         product = 1
         for size in self.sizes:
             product *= size
         return product
 
     def common(self, other: Box) -> Box | None:
-        """The part that both cover, or None."""
+        """Box that both cover; None if there is none."""
         starts = tuple(max(a, b) for a, b in zip(self.offsets, other.offsets, strict=True))
         mine, others = self.ends, other.ends
         sizes = tuple(min(a, b) - start for a, b, start in zip(mine, others, starts, strict=True))
@@ -64,26 +69,27 @@ class Box:
 
     @property
     def ends(self) -> Shape:
-        """The first indices behind it."""
+        """First index after the box in each dimension."""
         return tuple(offset + size for offset, size in zip(self.offsets, self.sizes, strict=True))
 
     def slices(self, origin: Box | None = None) -> tuple[slice, ...]:
-        """Indices of the box in the whole tensor, or in the part `origin` of it."""
+        """Indices of the box in the whole tensor, or in its part `origin`."""
         base = origin.offsets if origin else (0,) * len(self.offsets)
         return tuple(slice(o - b, o - b + s) for o, b, s in zip(self.offsets, base, self.sizes, strict=True))
 
 
 def tensor_dimension(name: str) -> int | None:
-    """The dimension of a parameter that the tensor axis splits: rows, columns, or neither."""
+    """Dimension of a parameter that the tensor axis splits: 0 for rows, 1 for columns, None for neither."""
     if name.endswith(_ROWS):
         return 0
     return 1 if name.endswith(_COLUMNS) else None
 
 
 def box_of(name: str, shape: Shape, coordinates: Coordinates, degrees: DegreesPlan, sharding: Sharding) -> Box:
-    """A rank's part of a parameter, given that its stage holds it; empty for a data rank that comes out short.
+    """Box of a parameter that a rank holds, given that its stage holds the parameter.
 
-    The tensor axis splits evenly. The data axis then splits the rows of what is left as torch.chunk does.
+    The tensor axis splits evenly. The data axis then splits the remaining rows as torch.chunk does, so the box of the last
+    data ranks may be empty.
     """
     offsets, sizes = [0] * len(shape), list(shape)
     dimension = tensor_dimension(name)
@@ -99,14 +105,14 @@ def box_of(name: str, shape: Shape, coordinates: Coordinates, degrees: DegreesPl
 
 
 def stage_count(plan: RunPlan) -> int:
-    """Pipeline stages of the whole run."""
+    """Number of pipeline stages of the whole run."""
     return plan.degrees.pipeline * plan.strategy.interleave
 
 
 def stage_layers(plan: RunPlan) -> tuple[int, ...]:
-    """How many layers each stage has: as the plan says, or evenly, the first stages taking one more of the remainder.
+    """Number of layers of each stage: as the plan says, or evenly, with one more for each of the first stages if there is a remainder.
 
-    The last stage also has the head, so it is not the one to get more.
+    The last stage also has the head, so it is not the one that gets more.
     """
     if plan.strategy.stage_layers:
         return plan.strategy.stage_layers
@@ -116,15 +122,19 @@ def stage_layers(plan: RunPlan) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class ModelStage:
-    """One pipeline stage: its number, its layers' global indices, and which ends of the model it has."""
+    """Pipeline stage of the model."""
 
     index: int
+    """Number of the stage, from 0."""
     layers: range
+    """Global indices of its layers."""
     is_first: bool
+    """Whether the stage begins with the embedding."""
     is_last: bool
+    """Whether the stage ends with the head."""
 
     def holds(self, name: str, *, is_tied: bool) -> bool:
-        """Whether a parameter belongs to this stage; a tied embedding belongs to the first and to the last."""
+        """Whether a parameter belongs to this stage. A tied embedding belongs to the first and to the last."""
         if name.startswith("layers."):
             return int(name.split(".")[1]) in self.layers
         if name.startswith("embedding."):
@@ -133,7 +143,7 @@ class ModelStage:
 
 
 def all_stages(plan: RunPlan) -> list[ModelStage]:
-    """The run's stages in the order in which data flow through them."""
+    """Lists the run's stages in the order in which data flow through them."""
     stages: list[ModelStage] = []
     first_layer, count = 0, stage_count(plan)
     for index, layers in enumerate(stage_layers(plan)):
@@ -143,19 +153,19 @@ def all_stages(plan: RunPlan) -> list[ModelStage]:
 
 
 def pipeline_rank_of(stage: int, plan: RunPlan) -> int:
-    """The pipeline rank that holds a stage: in turns, or there and back for the V-shaped schedule."""
+    """Pipeline rank that holds a stage: ranks take turns, or go there and back for the V-shaped schedule."""
     lap, place = divmod(stage, plan.degrees.pipeline)
     goes_back = plan.strategy.schedule is Schedule.ZERO_BUBBLE_V and lap % 2 == 1
     return plan.degrees.pipeline - 1 - place if goes_back else place
 
 
 def stages_of(pipeline_rank: int, plan: RunPlan) -> list[ModelStage]:
-    """The stages of one pipeline rank."""
+    """Lists the stages of one pipeline rank."""
     return [stage for stage in all_stages(plan) if pipeline_rank_of(stage.index, plan) == pipeline_rank]
 
 
 def boxes_of(rank: int, plan: RunPlan, shapes: Mapping[str, Shape]) -> dict[str, Box]:
-    """All parts that a rank holds, by parameter, given the whole model's shapes. Empty parts are left out."""
+    """Boxes that a rank holds, by parameter, given the whole model's shapes. Empty boxes are left out."""
     place = Coordinates.of(rank, plan.degrees)
     stages = stages_of(place.pipeline, plan)
     boxes = {

@@ -1,4 +1,4 @@
-"""The ranks of a run arranged on three axes, with a process group along each that is longer than one."""
+"""Mesh of a run: its ranks on three axes, with a process group along each axis that is longer than one."""
 
 from __future__ import annotations
 
@@ -15,24 +15,30 @@ from cost_aware_trainer.telemetry.traffic import Axis, Traffic
 
 @dataclass(frozen=True)
 class Mesh:
-    """This rank's place and its groups; an axis of length one has none."""
+    """Place of this rank, and its groups along the axes."""
 
     ranks: Ranks
+    """All ranks of the run."""
     place: Coordinates
+    """Place of this rank on the axes."""
     groups: dict[Axis, dist.ProcessGroup]
+    """Group of this rank's peers along each axis; an axis of length one has none."""
     lengths: dict[Axis, int]
+    """Number of ranks along each axis."""
     data: DeviceMesh | None
+    """Data axis as fully_shard wants it; None if its length is one."""
     ends: dist.ProcessGroup | None
-    """Joins the ranks that hold the two copies of a tied embedding, if this is one of them."""
+    """Group of the ranks that hold the two copies of a tied embedding, if this is one of them."""
     traffic: Traffic
+    """Counter of this rank's bytes and waits."""
 
     def group(self, axis: Axis) -> dist.ProcessGroup | None:
-        """The group of this rank's peers along an axis."""
+        """Group of this rank's peers along an axis; None if there are none."""
         return self.groups.get(axis)
 
 
 def build_mesh(ranks: Ranks, plan: RunPlan) -> Mesh:
-    """Makes the groups of a plan's degrees; every rank of the run must call it."""
+    """Makes the groups of a plan's degrees. Every rank of the run must call it."""
     degrees = plan.degrees
     lengths = {Axis.PIPELINE: degrees.pipeline, Axis.DATA: degrees.data, Axis.TENSOR: degrees.tensor}
     long = {axis: length for axis, length in lengths.items() if length > 1}
@@ -44,11 +50,11 @@ def build_mesh(ranks: Ranks, plan: RunPlan) -> Mesh:
         groups = {axis: mesh.get_group(axis.value) for axis in long}
         data = mesh[Axis.DATA.value] if Axis.DATA in long else None
     place = Coordinates.of(ranks.rank, degrees)
-    return Mesh(ranks, place, groups, lengths, data, _ends_group(ranks, plan), Traffic(ranks.device, ranks.heart))
+    return Mesh(ranks, place, groups, lengths, data, _ends_group(ranks, plan), Traffic(ranks.device, ranks.heartbeat))
 
 
 def _ends_group(ranks: Ranks, plan: RunPlan) -> dist.ProcessGroup | None:
-    """The group of this rank and its counterpart at the other end of a pipeline whose embedding is tied."""
+    """Makes the groups of both ends of a pipeline whose embedding is tied; returns this rank's, if it is at an end."""
     first, last = pipeline_rank_of(0, plan), pipeline_rank_of(stage_count(plan) - 1, plan)
     if not plan.model.tied_embeddings or first == last:
         return None
@@ -65,7 +71,9 @@ def _ends_group(ranks: Ranks, plan: RunPlan) -> dist.ProcessGroup | None:
 
 
 def data_mesh(ranks: Ranks) -> Mesh:
-    """All ranks on the data axis."""
+    """Makes the mesh of a session: all ranks on the data axis."""
     groups = {Axis.DATA: whole} if (whole := dist.group.WORLD) is not None and ranks.size > 1 else {}
     lengths = {Axis.PIPELINE: 1, Axis.DATA: ranks.size, Axis.TENSOR: 1}
-    return Mesh(ranks, Coordinates(ranks.rank, 0, 0), groups, lengths, None, None, Traffic(ranks.device, ranks.heart))
+    return Mesh(
+        ranks, Coordinates(ranks.rank, 0, 0), groups, lengths, None, None, Traffic(ranks.device, ranks.heartbeat)
+    )

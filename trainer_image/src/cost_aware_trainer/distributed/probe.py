@@ -1,7 +1,7 @@
-"""Measures the links between ranks at the start: how long a message waits (alpha), and how many bytes a second follow.
+"""Measurement of the links between ranks at the start: the seconds that a message waits (alpha), and the bytes a second.
 
 Ranks of one host are on the level `node`, ranks of different hosts on `network`. On each level ranks pair up and play
-ping-pong, all pairs at once, because training uses the links of a node at once too: a rank's bytes a second are its share.
+ping-pong, all pairs at once, because training also uses all links of a node at once. So a rank's bytes a second are its share.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from cost_aware_trainer.distributed.collectives import Ranks
 from cost_aware_trainer.telemetry.metrics import LinkFacts
 
 BUDGET_SECONDS = 0.2
-"""Of one level. A size that would not fit in what is left is not tried, so that a slow link takes no longer than a fast one."""
+"""Seconds for one level. A size that would not fit into the time left is not tried, so that a slow link takes no longer than a
+fast one."""
 SIZES_BYTES = (1 << 10, 1 << 14, 1 << 17, 1 << 20, 1 << 23)
 REPEATS = 5
 
@@ -30,12 +31,12 @@ _HOST_BYTES = 256
 def probe_links(
     ranks: Ranks, host: str | None = None, budget_seconds: float = BUDGET_SECONDS
 ) -> dict[LinkLevel, LinkFacts]:
-    """Measures every level that the run has; the same answer on all ranks, all of which must call it. Empty for one rank.
+    """Measures every level that the run has. All ranks must call it and get equal results; empty for one rank.
 
     Args:
         ranks: the run's ranks, whose default group must not be in use.
-        host: what ranks of one host have in common; its name, if not given.
-        budget_seconds: of one level, about; a single round trip of the smallest size is made in any case.
+        host: a text that ranks of one host have in common; the host's name if None.
+        budget_seconds: seconds for one level, about. One round trip of the smallest size is made in any case.
     """
     if ranks.size == 1:
         return {}
@@ -51,12 +52,12 @@ def probe_links(
 
 
 def pairs_of_hosts(hosts: list[str]) -> list[tuple[int, int]]:
-    """Neighbours on each host, each rank in at most one pair. `hosts` are in the order of ranks."""
+    """Pairs neighbours on each host, each rank at most once. `hosts` are in the order of ranks."""
     return [pair for members in _members(hosts) for pair in zip(members[::2], members[1::2], strict=False)]
 
 
 def pairs_between_hosts(hosts: list[str]) -> list[tuple[int, int]]:
-    """Ranks of one host and their counterparts on the next, each rank in at most one pair."""
+    """Pairs ranks of one host with their counterparts on the next, each rank at most once."""
     members = _members(hosts)
     return [
         pair
@@ -66,7 +67,7 @@ def pairs_between_hosts(hosts: list[str]) -> list[tuple[int, int]]:
 
 
 def _members(hosts: list[str]) -> list[list[int]]:
-    """Ranks by host, in the order of their first ranks."""
+    """Lists the ranks of each host, in the order of their first ranks."""
     return [[rank for rank, host in enumerate(hosts) if host == name] for name in dict.fromkeys(hosts)]
 
 
@@ -96,9 +97,9 @@ def _probe_level(ranks: Ranks, pairs: list[tuple[int, int]], budget_seconds: flo
 
 
 def fit(samples: list[tuple[int, float]]) -> tuple[float, float]:
-    """Seconds of an empty message, and bytes a second, from (bytes, one-way seconds): a line through the ends.
+    """Fits a line through the first and last sample (bytes, one-way seconds): seconds of an empty message, and bytes a second.
 
-    The smallest size's time is nearly all waiting; what the largest takes longer is transfer.
+    The time of the smallest size is nearly all waiting. The additional time of the largest is transfer.
     """
     (small_bytes, small_seconds), (large_bytes, large_seconds) = samples[0], samples[-1]
     if large_bytes == small_bytes or large_seconds <= small_seconds:
@@ -108,7 +109,7 @@ def fit(samples: list[tuple[int, float]]) -> tuple[float, float]:
 
 
 def _serve(ranks: Ranks, peer: int, budget_seconds: float) -> list[tuple[int, float]]:
-    """The first of a pair: decides about sizes and repeats, and measures (bytes, one-way seconds)."""
+    """Plays the first of a pair: decides sizes and repeats, and measures (bytes, one-way seconds)."""
     deadline_seconds = time.perf_counter() + budget_seconds
     samples: list[tuple[int, float]] = []
     for size_bytes in SIZES_BYTES:
@@ -130,7 +131,7 @@ def _serve(ranks: Ranks, peer: int, budget_seconds: float) -> list[tuple[int, fl
 
 
 def _return(ranks: Ranks, peer: int) -> None:
-    """The second of a pair: sends everything back, until it is sent a size of 0."""
+    """Plays the second of a pair: sends everything back, until it gets a size of 0."""
     while True:
         size, repeats = _number(ranks, 0), _number(ranks, 0)
         _exchange(ranks, size, peer, is_first=False)
@@ -147,13 +148,13 @@ def _number(ranks: Ranks, number: int) -> Tensor:
 
 
 def _exchange(ranks: Ranks, message: Tensor, peer: int, *, is_first: bool) -> float:
-    """There and back again; returns seconds."""
+    """Sends a message there and back; returns the seconds that it took."""
     started_seconds = time.perf_counter()
     for sends in (is_first, not is_first):
         if sends:
             dist.send(message, peer)
         else:
             dist.recv(message, peer)
-            # what is sent back must have come: on CUDA receiving does not block
+            # on CUDA receiving does not block, so wait for the data before sending them back
             ranks.synchronise()
     return time.perf_counter() - started_seconds

@@ -1,8 +1,8 @@
-"""The tensor axis: sequence-parallel activations between layers, split matrices within them (2205.05198).
+"""Tensor axis: sequence-parallel activations between layers, split matrices within them (2205.05198).
 
 Between layers each rank holds `positions / degree` positions of every sample. Before a pair of column-split and
-row-split matrices the positions are gathered; the partial sums behind it are reduced and scattered at once. Weights are
-plain local tensors and every collective is spelt out here, so that each can be counted and timed.
+row-split matrices the positions are gathered. After the pair the partial sums are reduced and scattered at once. Weights
+are plain local tensors, and every collective is spelt out here, so that each can be counted and timed.
 """
 
 from __future__ import annotations
@@ -20,23 +20,27 @@ from cost_aware_trainer.telemetry.traffic import Axis, Traffic
 
 @dataclass(frozen=True)
 class TensorAxis:
-    """This rank's place on the tensor axis; without a group nothing is split and nothing is sent."""
+    """Place of this rank on the tensor axis, and the collectives along it."""
 
     group: dist.ProcessGroup | None
+    """Group of the axis; None if nothing is split, and then nothing is sent."""
     rank: int
+    """Place of this rank on the axis."""
     degree: int
+    """Number of ranks on the axis."""
     traffic: Traffic
+    """Counter of bytes and waits."""
 
     def gather(self, x: Tensor) -> Tensor:
-        """(samples, positions / degree, …) to (samples, positions, …); gradients are summed and scattered."""
+        """Gathers (samples, positions / degree, …) to (samples, positions, …). Gradients are summed and scattered."""
         return x if self.group is None else _Gather.apply(x, self)
 
     def scatter_sum(self, x: Tensor) -> Tensor:
-        """Partial sums (samples, positions, …) to their sum's (samples, positions / degree, …); gradients are gathered."""
+        """Sums partial sums (samples, positions, …) and scatters them as (samples, positions / degree, …). Gradients are gathered."""
         return x if self.group is None else _ScatterSum.apply(x, self)
 
     def embed(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Tokens (samples, positions) to vectors (samples, positions / degree, hidden); `rows` is this rank's vocabulary."""
+        """Turns tokens (samples, positions) into vectors (samples, positions / degree, hidden). `rows` is this rank's vocabulary."""
         if self.group is None:
             return F.embedding(tokens, rows)
         first = self.rank * rows.shape[0]
@@ -45,7 +49,7 @@ class TensorAxis:
         return self.scatter_sum(vectors * is_mine.unsqueeze(-1).to(vectors.dtype))
 
     def summed_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy in nats, summed over all positions, in float32; the same value on every rank of the axis.
+        """Cross-entropy in nats, summed over all positions, in float32; equal on every rank of the axis.
 
         Logits are (samples, positions, vocabulary / degree) and never gathered.
         """
@@ -56,7 +60,7 @@ class TensorAxis:
         return losses.sum()
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """The same by position, (samples × positions), without gradients."""
+        """Cross-entropy in nats of each position, (samples × positions), without gradients."""
         flat = logits.float().flatten(0, 1)
         if self.group is None:
             return F.cross_entropy(flat, targets.flatten(), reduction="none")
@@ -74,7 +78,7 @@ class TensorAxis:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def gather_positions(self, x: Tensor) -> Tensor:
-        """The forward of `gather`, outside of autograd."""
+        """Forward pass of `gather`, outside of autograd."""
         samples, positions = x.shape[:2]
         gathered = x.new_empty((self.degree, *x.shape))
         with self.traffic.exposed(Axis.TENSOR, self._share() * gathered.numel() * x.element_size()):
@@ -83,7 +87,7 @@ class TensorAxis:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def scatter_positions(self, x: Tensor) -> Tensor:
-        """The forward of `scatter_sum`, outside of autograd."""
+        """Forward pass of `scatter_sum`, outside of autograd."""
         samples, positions = x.shape[:2]
         parts = x.reshape(samples, self.degree, positions // self.degree, *x.shape[2:]).movedim(1, 0).contiguous()
         with self.traffic.exposed(Axis.TENSOR, self._share() * x.numel() * x.element_size()):
@@ -124,7 +128,7 @@ class _ScatterSum(torch.autograd.Function):
 
 
 class _CrossEntropy(torch.autograd.Function):
-    """Losses (tokens) of logits (tokens, vocabulary / degree): one maximum and one sum travel for each token."""
+    """Losses (tokens) of logits (tokens, vocabulary / degree). One maximum and one sum of two values travel for each token."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, axis: TensorAxis) -> Tensor:

@@ -1,1 +1,1 @@
-"""The bundled models."""
+"""Bundled models."""

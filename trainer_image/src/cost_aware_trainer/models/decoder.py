@@ -1,8 +1,8 @@
-"""The bundled decoder transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU; the head tied or not.
+"""Bundled decoder transformer: RMSNorm, rotary positions, grouped-query attention, SwiGLU; the head tied or not.
 
 Any stage of a pipeline and any rank of the tensor axis builds its own part of it. Layers sit in a ModuleDict keyed by
-their global index, so that a parameter's name is the same whichever rank holds it. Nothing but parameters is state: the
-rotary tables are computed, so a checkpoint has no buffers to lose.
+their global index, so a parameter has one name, whichever rank holds it. Only parameters are state: the rotary tables are
+computed, so a checkpoint has no buffers to lose.
 """
 
 from __future__ import annotations
@@ -26,13 +26,17 @@ COMPUTE_TYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What all modules of one rank's part share: the model, the tensor axis, and how to compute."""
+class PartShape:
+    """Facts that all modules of one rank's part share."""
 
     model: ModelPlan
+    """Shape of the whole model."""
     tensor: TensorAxis
+    """Place of this rank on the tensor axis."""
     recompute: Recompute = Recompute.NONE
+    """Activations that the backward pass computes again."""
     dtype: torch.dtype = torch.float32
+    """Number type of activations and products."""
 
     @property
     def head_size(self) -> int:
@@ -40,19 +44,19 @@ class Shape:
         return self.model.hidden // self.model.heads
 
 
-def whole(model: ModelPlan) -> tuple[Shape, ModelStage]:
-    """A model that one rank holds alone."""
+def whole(model: ModelPlan) -> tuple[PartShape, ModelStage]:
+    """Makes the shape and the stage of a model that one rank holds alone."""
     alone = TensorAxis(None, 0, 1, Traffic(torch.device("cpu")))
-    return Shape(model, alone), ModelStage(0, range(model.layers), is_first=True, is_last=True)
+    return PartShape(model, alone), ModelStage(0, range(model.layers), is_first=True, is_last=True)
 
 
-def shape_of(model: ModelPlan, strategy: StrategyPlan, tensor: TensorAxis) -> Shape:
-    """The shape that a plan asks for on this rank."""
-    return Shape(model, tensor, strategy.recompute, COMPUTE_TYPES[strategy.precision])
+def shape_of(model: ModelPlan, strategy: StrategyPlan, tensor: TensorAxis) -> PartShape:
+    """Makes the shape that a plan asks for on this rank."""
+    return PartShape(model, tensor, strategy.recompute, COMPUTE_TYPES[strategy.precision])
 
 
 class Matrix(nn.Module):
-    """A linear map without bias, or one tensor-parallel rank's part of it, computed in the plan's precision."""
+    """Linear map without bias, or one tensor-parallel rank's part of it, computed in the plan's precision."""
 
     def __init__(self, inputs: int, outputs: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -60,7 +64,7 @@ class Matrix(nn.Module):
         self._dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, inputs) to (…, outputs)."""
+        """Maps (…, inputs) to (…, outputs)."""
         return F.linear(x.to(self._dtype), self.weight.to(self._dtype))
 
 
@@ -79,7 +83,7 @@ class RMSNorm(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention in which `heads / kv_heads` query heads share one key and value head."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: PartShape) -> None:
         super().__init__()
         model, degree, size = shape.model, shape.tensor.degree, shape.head_size
         self._heads, self._kv_heads, self._head_size = model.heads // degree, model.kv_heads // degree, size
@@ -90,7 +94,7 @@ class Attention(nn.Module):
         self.output = Matrix(self._heads * size, model.hidden, shape.dtype)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        """(samples, positions, hidden) to this rank's part of the sum; `rotary` is cosines and sines of all positions."""
+        """Maps (samples, positions, hidden) to this rank's part of the sum. `rotary` is cosines and sines of all positions."""
         parts = self.query(x), self.key(x), self.value(x)
         if self._recomputes and torch.is_grad_enabled():
             attended = checkpoint(self._attend, *parts, *rotary, use_reentrant=False)
@@ -100,7 +104,7 @@ class Attention(nn.Module):
         return joined
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Projections (samples, positions, heads × head_size) to the attended values of the same shape as `query`."""
+        """Maps projections (samples, positions, heads × head_size) to attended values of `query`'s shape."""
         query, key, value = (
             x.view(*x.shape[:2], heads, self._head_size).transpose(1, 2)
             for x, heads in ((query, self._heads), (key, self._kv_heads), (value, self._kv_heads))
@@ -119,7 +123,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU: `down(silu(gate(x)) * up(x))`."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: PartShape) -> None:
         super().__init__()
         hidden, ffn = shape.model.hidden, shape.model.ffn // shape.tensor.degree
         self.gate = Matrix(hidden, ffn, shape.dtype)
@@ -127,15 +131,15 @@ class FeedForward(nn.Module):
         self.down = Matrix(ffn, hidden, shape.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(..., hidden) to this rank's part of the sum."""
+        """Maps (..., hidden) to this rank's part of the sum."""
         y: Tensor = self.down(F.silu(self.gate(x)) * self.up(x))
         return y
 
 
 class Layer(nn.Module):
-    """One pre-normalised residual layer, on this rank's positions."""
+    """Pre-normalised residual layer, on this rank's positions."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: PartShape) -> None:
         super().__init__()
         self._tensor = shape.tensor
         self.attention_norm = RMSNorm(shape.model.hidden)
@@ -144,16 +148,16 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(shape)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-        """(samples, positions / tensor degree, hidden) to the same shape."""
+        """Maps (samples, positions / tensor degree, hidden) to the same shape."""
         axis = self._tensor
         x = x + axis.scatter_sum(self.attention(axis.gather(self.attention_norm(x)), rotary))
         return x + axis.scatter_sum(self.feed_forward(axis.gather(self.feed_forward_norm(x))))
 
 
 class Decoder(nn.Module):
-    """One pipeline stage of the model: from tokens if it is the first, to logits if it is the last."""
+    """Pipeline stage of the model: from tokens if it is the first, to logits if it is the last."""
 
-    def __init__(self, shape: Shape, stage: ModelStage) -> None:
+    def __init__(self, shape: PartShape, stage: ModelStage) -> None:
         super().__init__()
         model, rows = shape.model, shape.model.vocabulary // shape.tensor.degree
         self._shape, self._stage = shape, stage
@@ -168,7 +172,7 @@ class Decoder(nn.Module):
         self._rotary: tuple[Tensor, Tensor] | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Tokens (samples, positions), or what the stage before returned, to the next stage's input, or to logits.
+        """Maps tokens (samples, positions), or the stage before's output, to the next stage's input, or to logits.
 
         Between stages: (samples, positions / tensor degree, hidden). Logits: (samples, positions, vocabulary / tensor
         degree).
@@ -205,17 +209,17 @@ def rotary_tables(positions: int, head_size: int, device: torch.device) -> tuple
 
 
 def rotate(x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
-    """Turns each half-pair of (samples, heads, positions, head_size) by its position's angles."""
+    """Rotates each half-pair of (samples, heads, positions, head_size) by its position's angles."""
     cosine, sine = rotary
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1)
 
 
 def initial_value(name: str, shape: tuple[int, ...], model: ModelPlan, seed: int) -> Tensor:
-    """A whole parameter's first value, from the run's seed and the parameter's own name.
+    """First value of a whole parameter, from the run's seed and the parameter's own name.
 
-    So it depends neither on the order in which modules are built nor on which rank builds which part of it. Residual
-    outputs are scaled by 1 / sqrt(2 × layers), as in GPT-2.
+    It depends neither on the order in which modules are built nor on the rank that builds a part of it. Residual outputs are
+    scaled by 1 / sqrt(2 × layers), as in GPT-2.
     """
     if len(shape) == 1:
         return torch.ones(shape)
@@ -237,8 +241,8 @@ def parameter_shapes(model: ModelPlan) -> dict[str, tuple[int, ...]]:
 def model_flops_per_token(model: ModelPlan) -> float:
     """Floating-point operations that one trained token needs, forward and backward, as the MFU of 2204.02311 counts them.
 
-    6 for each weight that is multiplied with (the embedding's lookup is none, the head is one), and 12 × layers × hidden ×
-    sequence length for attention, of which causality is not subtracted; recomputation does not count.
+    They are 6 for each weight in a matrix product (the embedding's lookup is none, the head is one), and 12 × layers × hidden ×
+    sequence length for attention, without a reduction for causality. Recomputation does not count.
     """
     shapes = parameter_shapes(model)
     multiplied = sum(math.prod(shape) for name, shape in shapes.items() if len(shape) > 1 and "embedding" not in name)

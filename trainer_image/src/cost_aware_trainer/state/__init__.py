@@ -1,1 +1,1 @@
-"""A run's state: as tensors by name, in checkpoints, in the nodes' memory, and on its way between layouts."""
+"""State of a run: as tensors by name, in checkpoints, in the nodes' memory, and on its way between layouts."""

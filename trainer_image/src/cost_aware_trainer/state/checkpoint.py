@@ -1,4 +1,4 @@
-"""Saving and resuming a run with torch.distributed.checkpoint: in the background, verified, for any degrees."""
+"""Checkpoints of a run with torch.distributed.checkpoint: saved in the background, verified, loaded under any degrees."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import shutil
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from cost_aware_trainer.contract import CheckpointPlan
-from cost_aware_trainer.data.samples import checksum_text
 from cost_aware_trainer.data.token_files import sha256_of_file
 from cost_aware_trainer.distributed.collectives import Ranks
 from cost_aware_trainer.state.manifests import (
@@ -42,6 +40,7 @@ from cost_aware_trainer.state.manifests import (
     retain,
     write_manifest,
 )
+from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.state import (
     RESIDUAL,
     Checksums,
@@ -56,23 +55,15 @@ from cost_aware_trainer.state.validation import InvalidRunError
 logger = logging.getLogger(__name__)
 
 _SHARED_FOLDER_PATIENCE_SECONDS = 10.0
+"""Seconds that a network file system gets to show a file of another node."""
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint could not be written or read; the state in memory and older checkpoints are untouched."""
-
-
-@dataclass
-class RunProgress:
-    """How far a run has come: its last completed step, what was trained until then, and that step's loss."""
-
-    step: int = 0
-    checksum: int = 0
-    loss: float | None = None
+    """Checkpoint that could not be written or read. The state in memory and older checkpoints are untouched."""
 
 
 class Snapshot(AsyncStager):
-    """Copies a state to CPU memory at once, so that training may go on, and keeps the copy for hashing."""
+    """Stager that copies a state to CPU memory at once, so that training may go on, and keeps the copy for hashing."""
 
     _synchronize_after_execute = False
 
@@ -80,26 +71,26 @@ class Snapshot(AsyncStager):
         self.state: dict[str, Tensor] = {}
 
     def synchronize_staging(self) -> None:
-        """Nothing to wait for: `stage` has copied everything when it returns."""
+        """Does nothing: `stage` has copied everything when it returns."""
 
     def close(self) -> None:
-        """Nothing to release."""
+        """Does nothing: there is nothing to release."""
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """A copy that later steps do not change."""
+        """Makes a copy that later steps do not change."""
         self.state = staged(state_dict)
         return self.state
 
 
 def _enum_member(enumeration: type, name: str) -> enum.Enum:
-    """What `getattr` stands for in a pickle of an enum: Python 3.11.0 to 3.11.3 wrote members so, other versions do not."""
+    """Takes the place of `getattr` in a pickle of an enum: Python 3.11.0 to 3.11.3 wrote members with it, other versions do not."""
     if not (isinstance(enumeration, type) and issubclass(enumeration, enum.Enum)):
         raise pickle.UnpicklingError(f"checkpoint metadata may not ask {enumeration!r} for {name!r}")
     return enumeration[name]
 
 
 class MetadataUnpickler(pickle.Unpickler):
-    """DCP's `.metadata` is a pickle; this reads one made of DCP's own records and nothing else."""
+    """Unpickler of DCP's `.metadata` that admits DCP's own records and nothing else."""
 
     _PACKAGE = "torch.distributed.checkpoint."
     _NAMES = frozenset(
@@ -131,10 +122,10 @@ class MetadataUnpickler(pickle.Unpickler):
 
 
 class SafeReader(FileSystemReader):
-    """Reads checkpoints without executing what they hold: torch reads tensors weights-only, metadata is read here."""
+    """Reader that never runs code from a checkpoint: torch reads tensors weights-only, metadata is read here."""
 
     def read_metadata(self, *arguments: Any, **keywords: Any) -> Metadata:
-        """The checkpoint's metadata; raises pickle.UnpicklingError if it holds foreign objects."""
+        """Reads the checkpoint's metadata; raises pickle.UnpicklingError if it holds foreign objects."""
         metadata: Metadata = MetadataUnpickler(io.BytesIO((Path(self.path) / ".metadata").read_bytes())).load()
         metadata.storage_meta = metadata.storage_meta or StorageMeta()
         metadata.storage_meta.load_id = self.load_id
@@ -142,7 +133,7 @@ class SafeReader(FileSystemReader):
 
 
 class Checkpointer:
-    """A run's checkpoints: at most one save is under way at a time."""
+    """Checkpoints of a run. At most one save is under way at a time."""
 
     def __init__(self, plan: CheckpointPlan, ranks: Ranks, facts: RunFacts) -> None:
         self._plan, self._ranks, self._facts = plan, ranks, facts
@@ -151,11 +142,11 @@ class Checkpointer:
         self._saving: Future[int] | None = None
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.saved_step = 0
-        """Step of the newest finished checkpoint known to this rank."""
+        """Step of the newest finished checkpoint that this rank knows."""
         self._residuals: dict[str, Tensor] = {}
 
     def check_folder(self) -> None:
-        """Checks that every rank can write to the folder and that it is one folder, and removes interrupted saves.
+        """Checks that every rank can write to the folder, and that all see the same one; removes interrupted saves.
 
         Raises:
             InvalidRunError: it cannot be created or written, or the ranks' nodes do not share it.
@@ -171,14 +162,14 @@ class Checkpointer:
             remove_leftovers(self._root)
 
     def join(self, ranks: Ranks) -> None:
-        """Goes on with new process groups; no save may be under way."""
+        """Goes on with new process groups. No save may be under way."""
         self._ranks = ranks
 
     def _probe(self, rank: int) -> Path:
         return self._root / f".probe-{rank}"
 
     def _write_probe(self, token: str) -> str:
-        """Writes this rank's probe file; what is wrong if that cannot be done."""
+        """Writes this rank's probe file; returns the problem if that fails, else an empty text."""
         try:
             if self._ranks.is_first:
                 self._root.mkdir(exist_ok=True)
@@ -204,9 +195,15 @@ class Checkpointer:
     def resume(
         self, parts: list[StatePart], checksums: Checksums, shapes: dict[str, tuple[int, ...]]
     ) -> CheckpointManifest | None:
-        """Loads the newest good checkpoint into `parts`, the same on all ranks; None if there is none.
+        """Loads the newest good checkpoint into `parts`; every rank must call it.
 
-        `shapes` are those of the whole model's parameters.
+        Args:
+            parts: this rank's parts of the state.
+            checksums: checksums of the whole tensors.
+            shapes: shapes of the whole model's parameters, by name.
+
+        Returns:
+            the manifest of the loaded checkpoint, None if there is none; equal on all ranks.
 
         Raises:
             InvalidRunError: it belongs to another run.
@@ -223,14 +220,14 @@ class Checkpointer:
         if answer["manifest"] is None:
             return None
         manifest = CheckpointManifest.from_document(answer["manifest"])
-        owed = residual_parts(parts) if any(name.startswith(RESIDUAL) for name in manifest.tensors) else []
-        self._load(manifest, parts + owed, checksums)
-        self._residuals = {part.parameter: part.values for part in owed}
+        residuals = residual_parts(parts) if any(name.startswith(RESIDUAL) for name in manifest.tensors) else []
+        self._load(manifest, parts + residuals, checksums)
+        self._residuals = {part.parameter: part.values for part in residuals}
         self.saved_step = manifest.step
         return manifest
 
     def take_residuals(self) -> dict[str, Tensor]:
-        """By parameter, what compression owed this rank's parts in the checkpoint that was loaded, once; empty for nothing."""
+        """Takes the residuals of this rank's parts from the loaded checkpoint, by parameter, once; empty if it holds none."""
         taken, self._residuals = self._residuals, {}
         return taken
 
@@ -253,7 +250,7 @@ class Checkpointer:
             raise CheckpointError(f"{folder}: {problem} was loaded with another content than was saved")
 
     def newest_step(self) -> int:
-        """Step of the newest finished checkpoint on the volume, whole or damaged, the same on all ranks; 0 for none."""
+        """Step of the newest finished checkpoint on the volume, whole or damaged; equal on all ranks; 0 if there is none."""
         step = newest_step(self._root) if self._ranks.is_first else 0
         return int(self._ranks.broadcast_json(step))
 
@@ -263,7 +260,7 @@ class Checkpointer:
         return self._saving is not None and not self._saving.done()
 
     def start_save(self, progress: RunProgress, attempt: int, parts: list[StatePart], checksums: Checksums) -> None:
-        """Copies the state and begins to write it; waits for an earlier save first. Every rank must call it.
+        """Copies the state and begins to write it, after an earlier save has ended. Every rank must call it.
 
         Raises:
             CheckpointError: an earlier save failed.
@@ -276,7 +273,7 @@ class Checkpointer:
         manifest = CheckpointManifest(
             step=step,
             samples=step * self._facts.global_samples,
-            samples_checksum=checksum_text(progress.checksum),
+            samples_checksum=progress.samples_checksum,
             loss=progress.loss,
             attempt=attempt,
             run=self._facts,
@@ -299,7 +296,7 @@ class Checkpointer:
     def _finish(
         self, written: Future[Any], manifest: CheckpointManifest, facts: Callable[[], dict[str, TensorFacts]]
     ) -> int:
-        """In the background: waits for the files of all ranks, adds up checksums; rank 0 then writes the manifest."""
+        """Finishes a save in the background: waits for all ranks' files and adds up checksums; then rank 0 writes the manifest."""
         folder = self._root / folder_name(manifest.step)
         try:
             written.result()
@@ -309,13 +306,13 @@ class Checkpointer:
                 write_manifest(folder, dataclasses.replace(manifest, files=files, tensors=tensors))
                 retain(self._root, self._plan.keep, self._damaged)
         except (Exception, CheckpointException) as error:
-            # DCP gathers what all ranks raised in an exception that is not an Exception.
-            # Whatever the storage raised, on whichever thread, becomes one message that names the step and the folder.
+            # DCP gathers all ranks' errors in an exception that is not an Exception.
+            # Any error of the storage, on any thread, becomes one message that names the step and the folder.
             raise CheckpointError(self._why(manifest.step, error)) from error
         return manifest.step
 
     def poll(self) -> None:
-        """Takes note of a finished save, without waiting for one that is not.
+        """Notes a save that has finished; does not wait for one that has not.
 
         Raises:
             CheckpointError: it failed.
@@ -324,13 +321,13 @@ class Checkpointer:
             self.wait()
 
     def wait(self) -> None:
-        """Waits until no save is under way; raises as `poll`."""
+        """Waits until no save is under way; raises what `poll` raises."""
         if self._saving is not None:
             saving, self._saving = self._saving, None
             self.saved_step = saving.result()
 
     def close(self) -> None:
-        """Waits for the background thread; what it raised was raised by `poll` or `wait`."""
+        """Waits for the background thread. Its errors are raised by `poll` and `wait`."""
         self._executor.shutdown(wait=True)
 
     def _why(self, step: int, error: BaseException) -> str:
@@ -349,7 +346,7 @@ class Checkpointer:
 
 
 def _shows(path: Path, text: str) -> bool:
-    """Whether a file has this content, waiting for network file systems to show it."""
+    """Whether a file has this content; waits for network file systems to show it."""
     deadline_seconds = time.monotonic() + _SHARED_FOLDER_PATIENCE_SECONDS
     while time.monotonic() < deadline_seconds:
         if path.exists() and path.read_text() == text:
@@ -359,7 +356,7 @@ def _shows(path: Path, text: str) -> bool:
 
 
 def difference(manifest: CheckpointManifest, facts: RunFacts, shapes: dict[str, tuple[int, ...]]) -> str:
-    """Why a checkpoint does not belong to this run, shape by shape; empty if it does."""
+    """Says why a checkpoint does not belong to this run, shape by shape and fact by fact; empty if it does."""
     tensors = manifest.tensors.items()
     saved = {name.removeprefix("model."): tensor.shape for name, tensor in tensors if name.startswith("model.")}
     where, remedy = folder_name(manifest.step), "restore the plan's model, or name an empty folder"
@@ -371,8 +368,8 @@ def difference(manifest: CheckpointManifest, facts: RunFacts, shapes: dict[str, 
     if different:
         more = f" and {len(different) - 5} more" if len(different) > 5 else ""
         return f"{where} is a checkpoint of another model: {'; '.join(different[:5])}{more}; {remedy}"
-    for name in ("model", "seed", "global_samples", "data_sha256"):
-        before, now = getattr(manifest.run, name), getattr(facts, name)
+    for field in dataclasses.fields(RunFacts):
+        before, now = getattr(manifest.run, field.name), getattr(facts, field.name)
         if before != now:
-            return f"{where} was trained with {name} {before}, the plan has {now}; {remedy}"
+            return f"{where} was trained with {field.name} {before}, the plan has {now}; {remedy}"
     return ""

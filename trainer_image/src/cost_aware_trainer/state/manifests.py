@@ -1,7 +1,7 @@
-"""Checkpoint folders: which exist, which are whole, which may go.
+"""Checkpoint folders: listing, verification and removal.
 
-A checkpoint is a folder `step-00000120`. Its `manifest.json` is written last and names every file with its SHA-256;
-without it the checkpoint does not exist.
+A checkpoint is a folder `step-00000120`. Its `manifest.json` is written last and names every file with its SHA-256.
+Without it the checkpoint does not exist.
 """
 
 from __future__ import annotations
@@ -28,47 +28,63 @@ _FOLDER = re.compile(r"step-(\d{8,})")
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
-    """What must be the same in all attempts of one run; degrees and micro-batch may differ."""
+    """Facts that identify a run: a checkpoint with other facts is refused. Degrees and micro-batch are none of them."""
 
     model: dict[str, int | bool]
+    """Shape of the model; for a session, its number of parameters."""
     seed: int
+    """Seed of first weights and sample order."""
     global_samples: int
+    """Samples of one step."""
     data_sha256: str
+    """Hexadecimal SHA-256 of the training data; for a session, its own fingerprint of the data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TensorFacts:
-    """Shape, type and content checksum of one whole tensor, whichever files its parts lie in; see `state.checksum`."""
+    """Facts of one whole tensor, whichever files its parts lie in."""
 
     shape: tuple[int, ...]
+    """Shape of the whole tensor."""
     dtype: str
+    """Number type, as torch writes it."""
     checksum: str
+    """Checksum of the content; see `state.checksum`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointManifest:
-    """What `manifest.json` says about one checkpoint."""
+    """Content of one checkpoint's `manifest.json`."""
 
     step: int
+    """Last completed step."""
     samples: int
+    """Samples trained until then."""
     samples_checksum: str
+    """Order-free hash of those samples."""
     attempt: int
+    """Attempt that saved the checkpoint."""
     run: RunFacts
+    """Facts that identify the run."""
     loss: float | None = None
+    """Mean training loss of the step, nats per token."""
     files: dict[str, str] = field(default_factory=dict)
+    """SHA-256 of each file, by name."""
     tensors: dict[str, TensorFacts] = field(default_factory=dict)
+    """Facts of each whole tensor, by name."""
     format_version: int = FORMAT_VERSION
+    """Version of this format."""
 
     def to_document(self) -> dict[str, Any]:
-        """The manifest as JSON values."""
+        """Writes the manifest as JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Self:
-        """Reads what `to_document` made.
+        """Reads a document of `to_document`.
 
         Raises:
-            ValueError: of another version or not a manifest.
+            ValueError: it has another version, or is no manifest.
         """
         try:
             if document["format_version"] != FORMAT_VERSION:
@@ -83,18 +99,18 @@ class CheckpointManifest:
 
 
 def folder_name(step: int) -> str:
-    """The folder of a step's checkpoint."""
+    """Name of the folder of a step's checkpoint."""
     return f"step-{step:08d}"
 
 
 def checkpoint_folders(root: Path) -> list[Path]:
-    """All checkpoint folders under the root, whole or not, the newest first."""
+    """Lists all checkpoint folders under the root, whole or not, the newest first."""
     found = [path for path in root.iterdir() if path.is_dir() and _FOLDER.fullmatch(path.name)]
     return sorted(found, key=lambda path: int(path.name.removeprefix("step-")), reverse=True)
 
 
 def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
-    """Makes a checkpoint exist: atomically, and durable before it counts."""
+    """Writes the manifest, with which the checkpoint begins to exist: atomically, and after it is durable."""
     partial = folder / f".{MANIFEST}.partial"
     with partial.open("w") as file:
         json.dump(manifest.to_document(), file, sort_keys=True)
@@ -109,7 +125,7 @@ def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
 
 
 def read_verified(folder: Path) -> CheckpointManifest:
-    """A checkpoint's manifest, after all of its files were compared with it.
+    """Reads a checkpoint's manifest and compares all files with it.
 
     Raises:
         ValueError: the manifest is not one, or a file is missing, truncated or changed.
@@ -128,7 +144,7 @@ def read_verified(folder: Path) -> CheckpointManifest:
 
 
 def newest_good(root: Path) -> tuple[CheckpointManifest | None, list[str]]:
-    """The newest checkpoint that is whole, and the names of newer ones that are damaged, each of which is logged."""
+    """Finds the newest checkpoint that is whole, and the names of newer ones that are damaged. Each of these is logged."""
     damaged: list[str] = []
     for folder in checkpoint_folders(root):
         if not (folder / MANIFEST).exists():
@@ -142,13 +158,13 @@ def newest_good(root: Path) -> tuple[CheckpointManifest | None, list[str]]:
 
 
 def newest_step(root: Path) -> int:
-    """Step of the newest checkpoint with a manifest, of which nothing else is read; 0 if there is none."""
+    """Step of the newest checkpoint that has a manifest; 0 if there is none. Nothing is verified."""
     steps = (folder.name.removeprefix("step-") for folder in checkpoint_folders(root) if (folder / MANIFEST).exists())
     return int(next(steps, "0"))
 
 
 def remove_leftovers(root: Path) -> None:
-    """Removes folders without a manifest: saves that were interrupted."""
+    """Removes folders without a manifest, which are interrupted saves."""
     for folder in checkpoint_folders(root):
         if not (folder / MANIFEST).exists():
             logger.warning("removing %s: its save was interrupted, it has no manifest", folder)
@@ -156,7 +172,7 @@ def remove_leftovers(root: Path) -> None:
 
 
 def retain(root: Path, keep: int, damaged: Collection[str]) -> None:
-    """Keeps the newest `keep` good checkpoints; removes older and damaged ones, but never the only good one."""
+    """Keeps the newest `keep` good checkpoints. Removes older and damaged ones, but never the only good one."""
     written = [folder for folder in checkpoint_folders(root) if (folder / MANIFEST).exists()]
     good = [folder for folder in written if folder.name not in damaged]
     if not good:
@@ -167,6 +183,6 @@ def retain(root: Path, keep: int, damaged: Collection[str]) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Removes a checkpoint; the manifest goes first, so that an interrupted removal leaves no checkpoint behind."""
+    """Removes a checkpoint, its manifest first, so that an interrupted removal leaves no checkpoint behind."""
     (folder / MANIFEST).unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)

@@ -1,12 +1,11 @@
-"""From one layout to another in living processes: which pieces of the state go from which rank to which, and sending them.
+"""Change of layout in living processes: the pieces of the state that each rank needs, and their exchange.
 
-Every rank works the same moves out from the two plans, so nothing has to be asked for. A piece that several replicas hold
-comes from the receiver itself if it is one of them, and otherwise from replicas in turn.
+Every rank computes the moves from both plans, so nothing has to be asked for. If several replicas hold a piece and the
+receiver is one of them, the piece is its own. Otherwise the replicas send in turn.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -23,21 +22,28 @@ from cost_aware_trainer.state.validation import InvalidRunError, check_plan
 
 @dataclass(frozen=True)
 class Succession:
-    """How a run learns of another plan, and how its ranks meet again to go on under it."""
+    """Means by which a run learns of another plan, and by which its ranks meet again under it."""
 
     newest: Callable[[], Reconfiguration | None]
+    """Returns the newest other plan that the agent has written, if any."""
     written_seconds_ago: Callable[[], float]
+    """Returns the seconds since the agent wrote it."""
     rejoin: Callable[[str], Ranks]
+    """Makes new process groups for a generation; see `Rendezvous.join`."""
 
 
 @dataclass(frozen=True)
 class Move:
-    """A piece of a parameter, and of both of its moments, that a rank of the new layout gets from one of the old."""
+    """Move of a piece of a parameter, and of both of its moments, from a rank of the old layout to one of the new."""
 
     source: int
+    """Rank that holds the piece."""
     target: int
+    """Rank that needs the piece."""
     name: str
+    """Name of the parameter."""
     piece: Box
+    """Part of the whole parameter that moves."""
 
 
 def check_successor(old: RunPlan, new: RunPlan, world_size: int) -> None:
@@ -47,27 +53,15 @@ def check_successor(old: RunPlan, new: RunPlan, world_size: int) -> None:
         InvalidRunError: the plan is impossible, or changes more than degrees, strategy and micro-batch.
     """
     check_plan(new, world_size)
-    if not is_successor(old, new):
+    if not old.same_run_as(new):
         raise InvalidRunError(
             "only degrees, strategy and batch.micro_samples can change while a run goes on; "
             "start it again to change the rest"
         )
 
 
-def is_successor(old: RunPlan, new: RunPlan) -> bool:
-    """Whether a plan is another way to train the same run."""
-    micro_samples = new.batch.micro_samples
-    same_way = dataclasses.replace(
-        old,
-        degrees=new.degrees,
-        strategy=new.strategy,
-        batch=dataclasses.replace(old.batch, micro_samples=micro_samples),
-    )
-    return same_way == new
-
-
 def moves(old: RunPlan, new: RunPlan, shapes: Mapping[str, Shape], rank: int) -> Iterator[Move]:
-    """All moves that `rank` takes part in, in one order on every rank."""
+    """Lists all moves in which `rank` takes part, in one order on every rank."""
     world = range(old.degrees.ranks)
     holders: dict[str, dict[Box, list[int]]] = {}
     for source in world:
@@ -84,19 +78,24 @@ def moves(old: RunPlan, new: RunPlan, shapes: Mapping[str, Shape], rank: int) ->
 
 @dataclass(frozen=True)
 class Carried:
-    """A rank's state between two layouts: copies in CPU memory of what it held, by name, and their boxes."""
+    """State of a rank between two layouts, in CPU memory."""
 
     plan: RunPlan
+    """Plan of the old layout."""
     step: int
+    """Last completed step."""
     values: dict[str, Tensor]
+    """Values of this rank's parts, by name in the state."""
     boxes: dict[str, Box]
+    """Box of each part, by parameter."""
     has_residuals: bool
+    """Whether the ranks carry residuals of compression."""
 
     @classmethod
     def of(cls, plan: RunPlan, step: int, parts: list[StatePart], residuals: Mapping[str, Tensor]) -> Carried:
-        """Takes the state out of device memory; in CPU memory it stays where it is.
+        """Takes the state out of device memory. State in CPU memory stays where it is.
 
-        `residuals` are what compression owes, by parameter, or empty on all ranks.
+        `residuals` are those of compression, by parameter, or empty on all ranks.
         """
         values: dict[str, Tensor] = {}
         for part in parts:
@@ -109,7 +108,7 @@ class Carried:
 def hand_over(
     carried: Carried, new: RunPlan, parts: list[StatePart], shapes: Mapping[str, Shape], ranks: Ranks
 ) -> dict[str, Tensor]:
-    """Fills the parts of the new layout from what all ranks carry; returns its parts of residuals. Every rank must call it."""
+    """Fills the new layout's parts from the state that all ranks carry; returns its residuals. Every rank must call it."""
     mine = list(moves(carried.plan, new, shapes, ranks.rank))
     targets: dict[str, StatePart] = {}
     for part in parts:
@@ -123,9 +122,9 @@ def hand_over(
     copy_twins(parts)
     if not carried.has_residuals:
         return {}
-    owed = {part.name: part for part in residual_parts(parts)}
-    _exchange(carried, mine, owed, RESIDUAL, "", ranks)
-    return {part.parameter: part.values for part in owed.values()}
+    residual_targets = {part.name: part for part in residual_parts(parts)}
+    _exchange(carried, mine, residual_targets, RESIDUAL, "", ranks)
+    return {part.parameter: part.values for part in residual_targets.values()}
 
 
 def _exchange(

@@ -1,4 +1,4 @@
-"""When a run saves and how a save ends, the same for the bundled trainer and for a session of a user's own."""
+"""Periodic saves of a run, for the bundled trainer and for sessions."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import time
 
 from cost_aware_trainer.contract import Metric
 from cost_aware_trainer.distributed.collectives import Ranks
-from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError, RunProgress
+from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError
+from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.state import Checksums, StatePart
 from cost_aware_trainer.telemetry.metrics import RankMetrics
 
 
 class PeriodicSaves:
-    """Saves as often as the plan says; what fails on one rank is an error on all."""
+    """Saves in the plan's interval. A failure on one rank is an error on all."""
 
     def __init__(self, checkpointer: Checkpointer, ranks: Ranks, metrics: RankMetrics, interval_seconds: float) -> None:
         self._checkpointer, self._ranks, self._metrics = checkpointer, ranks, metrics
@@ -20,20 +21,20 @@ class PeriodicSaves:
         self._failure = ""
         self._saved_at_seconds = time.monotonic()
         self.waited_seconds = 0.0
-        """How long the last save took that the ranks waited for."""
+        """Seconds of the last save that the ranks waited for."""
 
     def join(self, ranks: Ranks, interval_seconds: float) -> None:
-        """Goes on with new process groups; no save may be under way."""
+        """Goes on with new process groups. No save may be under way."""
         self._ranks, self._interval_seconds = ranks, interval_seconds
         self._checkpointer.join(ranks)
 
     def is_due(self) -> bool:
-        """Whether to save now. Rank 0's clock alone decides; not while a save is under way, which it would have to wait for."""
+        """Whether to save now. Rank 0's clock alone decides. Never during a save, because the new one would wait for it."""
         due = time.monotonic() - self._saved_at_seconds >= self._interval_seconds
         return self._ranks.is_first and due and not self._checkpointer.is_saving
 
     def has_failed(self) -> bool:
-        """Whether the save under way has failed on this rank; `settle` then raises on all."""
+        """Whether the save under way has failed on this rank. `settle` then raises on all ranks."""
         try:
             self._checkpointer.poll()
         except CheckpointError as error:
@@ -45,7 +46,7 @@ class PeriodicSaves:
     def save(
         self, progress: RunProgress, attempt: int, parts: list[StatePart], checksums: Checksums, *, wait: bool
     ) -> None:
-        """Starts a save, after the one before has ended; waits for its end where nobody may leave before it exists.
+        """Starts a save after the one before has ended. With `wait` it returns when the checkpoint exists.
 
         Raises:
             CheckpointError: one of the two failed on a rank.

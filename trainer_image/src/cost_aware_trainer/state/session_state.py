@@ -1,4 +1,4 @@
-"""The state of any model and any of torch's optimizers, as whole tensors by name, for the checkpoints of a session."""
+"""State of any model and any of torch's optimizers, as whole tensors by name, for the checkpoints of a session."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from cost_aware_trainer.state.validation import InvalidRunError
 
 
 def allocate_state(optimizer: torch.optim.Optimizer) -> None:
-    """Gives the optimizer the state that a first step would, with gradients and rates of 0, so that loading can fill it.
+    """Gives the optimizer the state that its first step would give it, so that loading can fill it. Gradients and rates are 0.
 
     Raises:
-        InvalidRunError: the optimizer keeps something else than tensors.
+        InvalidRunError: the optimizer keeps other things than tensors.
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InvalidRunError(
@@ -43,7 +43,7 @@ def allocate_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def whole_parts(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[StatePart]:
-    """The state in place: `model.…` for parameters and buffers, `optimizer.state.<parameter>.…` for the optimizer's."""
+    """Lists the state in place: `model.…` for parameters and buffers, `optimizer.state.<parameter>.…` for the optimizer's."""
     tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in model.state_dict(keep_vars=False).items()}
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
@@ -58,13 +58,13 @@ def _whole(name: str, tensor: Tensor) -> StatePart:
 
 
 class WholeChecksums(Checksums):
-    """Checksums where every rank holds every tensor whole, so that nobody has to be asked."""
+    """Checksums of a run in which every rank holds every tensor whole, so that no rank has to be asked."""
 
     def __init__(self) -> None:
-        """Knows nothing but what it is given."""
+        """Needs neither mesh nor shapes."""
 
     def facts(self, state: Mapping[str, Tensor], parts: list[StatePart]) -> dict[str, TensorFacts]:
-        """Facts of all tensors; `state` holds staged values."""
+        """Computes facts of all tensors; `state` holds staged values."""
         return {
             part.name: TensorFacts(
                 shape=part.shape,
@@ -75,7 +75,7 @@ class WholeChecksums(Checksums):
         }
 
     def wrong(self, parts: list[StatePart], facts: Mapping[str, TensorFacts]) -> Iterator[str]:
-        """Names of tensors that have another content than `facts` say, or that they do not name."""
+        """Yields names of tensors whose content is not that of `facts`, or that are missing there."""
         for part in parts:
             expected = facts.get(part.name)
             if expected is None or expected.checksum != checksum_text(checksum(part.values, part.box, part.shape)):

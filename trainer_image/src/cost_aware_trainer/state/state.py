@@ -1,8 +1,8 @@
-"""A run's state by name: weights, AdamW's moments and step counts, each as the box of a whole tensor that a rank holds.
+"""State of a run by name: weights, AdamW's moments and step counts, each as the box of a whole tensor that a rank holds.
 
-Names and whole shapes depend on the model alone. So does a tensor's checksum: it is a sum over elements, each hashed with
-its place in the whole tensor, so ranks sum up their parts and every layout arrives at the same number without any rank
-ever seeing a whole tensor.
+Names and whole shapes depend on the model alone. A tensor's checksum does not depend on the layout either: it is a sum over
+elements, each hashed with its place in the whole tensor. Ranks sum up their parts, and every layout arrives at the same number
+without any rank ever seeing a whole tensor.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_aware_trainer.data.samples import checksum_text
-from cost_aware_trainer.distributed.gradients import Held, local
+from cost_aware_trainer.distributed.gradients import HeldParameter, local
 from cost_aware_trainer.distributed.layout import Box, Shape, tensor_dimension
 from cost_aware_trainer.distributed.mesh import Mesh
 from cost_aware_trainer.state.manifests import TensorFacts
@@ -23,7 +23,7 @@ from cost_aware_trainer.telemetry.traffic import Axis
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 RESIDUAL = "residual."
-"""Before a parameter's name: what compression still owes it, in checkpoints of runs that were stopped while they compressed."""
+"""Prefix of a parameter's name for its residual of compression, in checkpoints of runs that were stopped while they compressed."""
 _GOLDEN = 0x9E3779B97F4A7C15
 _ELEMENT = 0xD6E8FEB86659FD93
 _CHUNK_ELEMENTS = 1 << 20
@@ -32,18 +32,24 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class StatePart:
-    """One tensor of the state as far as this rank holds it: `values` is box `box` of a whole tensor of `shape`."""
+    """Part of one tensor of the state that this rank holds."""
 
     name: str
+    """Name of the tensor in the state."""
     values: Tensor
+    """Values of the part."""
     box: Box
+    """Place of the part in the whole tensor."""
     shape: Shape
+    """Shape of the whole tensor."""
     parameter: str
+    """Name of the parameter to which it belongs."""
     is_copy: bool
+    """Whether it belongs to a tied embedding's second copy."""
 
 
 def whole_shapes(parameters: Mapping[str, Shape]) -> dict[str, Shape]:
-    """All tensors of a model's state, `model.…` and `optimizer.…`, with their whole shapes."""
+    """Lists all tensors of a model's state, `model.…` and `optimizer.…`, with their whole shapes."""
     shapes: dict[str, Shape] = {f"model.{name}": shape for name, shape in parameters.items()}
     for name, shape in parameters.items():
         shapes |= {f"optimizer.state.{name}.{moment}": shape for moment in MOMENTS}
@@ -51,34 +57,34 @@ def whole_shapes(parameters: Mapping[str, Shape]) -> dict[str, Shape]:
     return shapes
 
 
-def allocate_moments(optimizer: torch.optim.Optimizer, held: list[Held]) -> None:
-    """Gives every parameter the state that its first step would: so that loading finds something to fill."""
-    for item in held:
-        state = optimizer.state[item.parameter]
+def allocate_moments(optimizer: torch.optim.Optimizer, parameters: Sequence[HeldParameter]) -> None:
+    """Gives every parameter the optimizer state that its first step would give it, so that loading can fill it."""
+    for held in parameters:
+        state = optimizer.state[held.parameter]
         state["step"] = torch.zeros((), dtype=torch.float32)
         for moment in MOMENTS:
-            state[moment] = torch.zeros_like(item.parameter, memory_format=torch.preserve_format)
+            state[moment] = torch.zeros_like(held.parameter, memory_format=torch.preserve_format)
 
 
 def parts_of(
-    held: Sequence[Held], optimizer: torch.optim.Optimizer, parameters: Mapping[str, Shape]
+    parameters: Sequence[HeldParameter], optimizer: torch.optim.Optimizer, shapes: Mapping[str, Shape]
 ) -> list[StatePart]:
-    """This rank's part of the state, in place: writing to `values` changes the run."""
+    """Lists this rank's parts of the state, in place: writing to `values` changes the run."""
     parts: list[StatePart] = []
     scalar = Box((), ())
-    for item in held:
-        state, name = optimizer.state[item.parameter], item.name
-        shape = parameters[name]
-        parts.append(StatePart(f"model.{name}", item.value, item.box, shape, name, item.is_copy))
+    for held in parameters:
+        state, name = optimizer.state[held.parameter], held.name
+        shape = shapes[name]
+        parts.append(StatePart(f"model.{name}", held.value, held.box, shape, name, held.is_copy))
         for moment in MOMENTS:
             values = local(state[moment])
-            parts.append(StatePart(f"optimizer.state.{name}.{moment}", values, item.box, shape, name, item.is_copy))
-        parts.append(StatePart(f"optimizer.state.{name}.step", state["step"], scalar, (), name, item.is_copy))
+            parts.append(StatePart(f"optimizer.state.{name}.{moment}", values, held.box, shape, name, held.is_copy))
+        parts.append(StatePart(f"optimizer.state.{name}.step", state["step"], scalar, (), name, held.is_copy))
     return parts
 
 
 def residual_parts(parts: list[StatePart], residuals: Mapping[str, Tensor] | None = None) -> list[StatePart]:
-    """The parts of what compression owes, one for each of the weights in `parts`: as given by parameter, or zeros to be filled."""
+    """Makes the parts of residuals, one for each of the weights in `parts`: the given values by parameter, or zeros to be filled."""
     return [
         replace(
             part,
@@ -91,7 +97,7 @@ def residual_parts(parts: list[StatePart], residuals: Mapping[str, Tensor] | Non
 
 
 def checkpointable(parts: list[StatePart]) -> dict[str, Tensor]:
-    """The state as torch.distributed.checkpoint reads it: local tensors that say which box of what they are."""
+    """Prepares the state for torch.distributed.checkpoint: local tensors with their place in the whole."""
     state: dict[str, Tensor] = {}
     for part in parts:
         # A rank with both copies of a tied embedding saves, and loads, one.
@@ -101,7 +107,7 @@ def checkpointable(parts: list[StatePart]) -> dict[str, Tensor]:
 
 
 def _described(values: Tensor, box: Box, shape: Shape) -> Tensor:
-    """A tensor with the fields of torch's CheckpointableTensor; scalars and empty parts included."""
+    """Gives a tensor the fields of torch's CheckpointableTensor; works for scalars and empty parts too."""
     if not shape:
         return values
     is_held = values.numel() > 0
@@ -113,7 +119,7 @@ def _described(values: Tensor, box: Box, shape: Shape) -> Tensor:
 
 
 def staged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A copy in CPU memory that later steps do not change, described as its source is."""
+    """Copies the state to CPU memory, where later steps do not change it, with the fields of its source."""
     copies: dict[str, Tensor] = {}
     for name, values in state.items():
         copy = values.detach().to("cpu", copy=True)
@@ -125,7 +131,7 @@ def staged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def copy_twins(parts: list[StatePart]) -> None:
-    """After loading: a rank's second copy of a tied embedding takes over what the first one has."""
+    """Copies, after loading, a rank's first copy of a tied embedding to its second one."""
     firsts: dict[str, Tensor] = {}
     for part in parts:
         if part.name in firsts:
@@ -135,7 +141,7 @@ def copy_twins(parts: list[StatePart]) -> None:
 
 
 def checksum(values: Tensor, box: Box, shape: Shape) -> int:
-    """The part's share of its whole tensor's checksum, modulo 2^64."""
+    """Share of a part in its whole tensor's checksum, modulo 2^64."""
     if not values.numel():
         return 0
     flat = values.detach().contiguous().flatten()
@@ -150,7 +156,7 @@ def checksum(values: Tensor, box: Box, shape: Shape) -> int:
 
 
 def _places(first: int, count: int, box: Box, shape: Shape, device: torch.device) -> Tensor:
-    """Places in the flattened whole tensor of `count` elements of a flattened box, from its element `first` on."""
+    """Places, in the flattened whole tensor, of `count` elements of a flattened box from its element `first` on."""
     rest = torch.arange(first, first + count, device=device)
     places, stride = torch.zeros_like(rest), 1
     for offset, size, whole in zip(reversed(box.offsets), reversed(box.sizes), reversed(shape), strict=True):
@@ -161,12 +167,12 @@ def _places(first: int, count: int, box: Box, shape: Shape, device: torch.device
 
 
 def _signed(word: int) -> int:
-    """A 64-bit word as torch's int64 writes it."""
+    """Converts a 64-bit word to the number that torch's int64 has for it."""
     return word - (1 << 64) if word >> 63 else word
 
 
 def _mix(words: Tensor) -> Tensor:
-    """SplitMix64's finaliser on int64, whose shifts keep the sign and so have to be masked."""
+    """SplitMix64's finaliser on int64. Its shifts keep the sign, so they are masked."""
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         words = (words ^ ((words >> shift) & ((1 << (64 - shift)) - 1))) * _signed(factor)
     return words ^ ((words >> 31) & ((1 << 33) - 1))
@@ -181,9 +187,9 @@ class Checksums:
         self._residual_shapes = {f"{RESIDUAL}{name}": shape for name, shape in parameters.items()}
 
     def facts(self, state: Mapping[str, Tensor], parts: list[StatePart]) -> dict[str, TensorFacts]:
-        """Facts of all tensors of the run, on every rank; `state` holds staged values. Safe on a background thread."""
-        owes = any(part.name in self._residual_shapes for part in parts)
-        shapes = self._shapes | (self._residual_shapes if owes else {})
+        """Computes facts of all tensors of the run, on every rank; `state` holds staged values. Safe on a background thread."""
+        carries_residuals = any(part.name in self._residual_shapes for part in parts)
+        shapes = self._shapes | (self._residual_shapes if carries_residuals else {})
         names = {name: index for index, name in enumerate(shapes)}
         sums = torch.zeros(len(names), dtype=torch.int64)
         for part in parts:
@@ -197,14 +203,14 @@ class Checksums:
         }
 
     def _speaks_for(self, part: StatePart) -> bool:
-        """Whether this rank's part is the one of several equal ones that counts."""
+        """Whether this rank's part counts, among several equal ones."""
         place, is_scalar = self._mesh.place, part.shape == ()
         splits = not is_scalar and tensor_dimension(part.parameter) is not None
         shards = not is_scalar and self._is_sharded
         return not part.is_copy and (place.tensor == 0 or splits) and (place.data == 0 or shards)
 
     def wrong(self, parts: list[StatePart], facts: Mapping[str, TensorFacts]) -> Iterator[str]:
-        """Names of tensors of which this rank, with the peers that hold the rest, has another content than `facts` say."""
+        """Yields names of tensors whose content, on this rank and the peers that hold the rest, is not that of `facts`."""
         sums = [_signed(checksum(p.values, p.box, p.shape)) for p in parts]
         total = torch.tensor(sums, dtype=torch.int64, device=self._mesh.ranks.device)
         for axis, is_split in (

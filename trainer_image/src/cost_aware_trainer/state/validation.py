@@ -1,4 +1,4 @@
-"""Checks of a run plan that need no data, no device and no peer: what is wrong, where, and what to write instead."""
+"""Checks of a run plan that need no data, no device and no peer. They say what is wrong, where, and what to write instead."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ BYTE_VALUES = 256
 
 
 class InvalidRunError(ValueError):
-    """The run can never work as planned; retrying is pointless."""
+    """Run that can never work as planned. It is not tried again."""
 
 
 def check_plan(plan: RunPlan, world_size: int) -> None:
@@ -81,8 +81,8 @@ def _check_batch(plan: RunPlan) -> None:
     if batch.global_samples % unit:
         above = (batch.global_samples // unit + 1) * unit
         below = max(unit, above - unit)
-        micros = divisors(batch.global_samples // data) if batch.global_samples % data == 0 else []
-        nearest = min(micros, key=lambda micro: abs(micro - batch.micro_samples), default=None)
+        possible = divisors(batch.global_samples // data) if batch.global_samples % data == 0 else []
+        nearest = min(possible, key=lambda micro: abs(micro - batch.micro_samples), default=None)
         raise InvalidRunError(
             f"batch.global_samples: {batch.global_samples} is not a multiple of degrees.data {data} × "
             f"batch.micro_samples {batch.micro_samples} = {unit}; write {below} or {above}"
@@ -91,7 +91,7 @@ def _check_batch(plan: RunPlan) -> None:
 
 
 def _check_tensor(plan: RunPlan) -> None:
-    """The tensor axis splits heads, the feed-forward layer, the vocabulary and, between layers, the positions."""
+    """Checks the tensor axis, which splits heads, the feed-forward layer, the vocabulary and, between layers, the positions."""
     for name in ("kv_heads", "heads", "ffn", "vocabulary", "sequence_length"):
         _check_divides("degrees.tensor", plan.degrees.tensor, f"model.{name}", getattr(plan.model, name))
 
@@ -121,11 +121,11 @@ _INTERLEAVES = {
     Schedule.ZERO_BUBBLE: (1, 64),
     Schedule.ZERO_BUBBLE_V: (2, 2),
 }
-"""The least and the most stages on each rank that a schedule can work with."""
+"""Smallest and largest number of stages on each rank that a schedule can work with."""
 
 
 def _check_schedule(plan: RunPlan) -> None:
-    """What each of torch's schedules needs of the number of stages and of micro-batches; one stage needs nothing."""
+    """Checks the numbers of stages and of micro-batches that each of torch's schedules needs. One stage needs nothing."""
     schedule, interleave, pipeline = plan.strategy.schedule, plan.strategy.interleave, plan.degrees.pipeline
     least, most = _INTERLEAVES[schedule] if pipeline > 1 else (1, 1)
     if not least <= interleave <= most:
@@ -135,29 +135,29 @@ def _check_schedule(plan: RunPlan) -> None:
         )
     if pipeline == 1:
         return
-    micros = plan.batch.global_samples // plan.degrees.data // plan.batch.micro_samples
-    if schedule is Schedule.ONE_FORWARD_ONE_BACKWARD and micros < pipeline:
-        raise InvalidRunError(_too_few(plan, micros, pipeline))
-    if schedule is Schedule.ZERO_BUBBLE_V and micros < 2 * pipeline - 1:
-        raise InvalidRunError(_too_few(plan, micros, 2 * pipeline - 1))
-    rounds = max(1, micros // pipeline)
-    if schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE) and micros % rounds:
+    micro_batches = plan.micro_batches
+    if schedule is Schedule.ONE_FORWARD_ONE_BACKWARD and micro_batches < pipeline:
+        raise InvalidRunError(_too_few(plan, micro_batches, pipeline))
+    if schedule is Schedule.ZERO_BUBBLE_V and micro_batches < 2 * pipeline - 1:
+        raise InvalidRunError(_too_few(plan, micro_batches, 2 * pipeline - 1))
+    rounds = max(1, micro_batches // pipeline)
+    if schedule in (Schedule.INTERLEAVED, Schedule.ZERO_BUBBLE) and micro_batches % rounds:
         raise InvalidRunError(
-            f"batch.micro_samples: {plan.batch.micro_samples} gives {micros} micro-batches, which strategy.schedule "
-            f"{schedule} cannot divide into {rounds} rounds over {pipeline} ranks; {_micros_that(plan, pipeline, 1)}"
+            f"batch.micro_samples: {plan.batch.micro_samples} gives {micro_batches} micro-batches, which strategy.schedule "
+            f"{schedule} cannot divide into {rounds} rounds over {pipeline} ranks; {_fitting_micro_batch(plan, pipeline, 1)}"
         )
 
 
-def _too_few(plan: RunPlan, micros: int, needed: int) -> str:
+def _too_few(plan: RunPlan, micro_batches: int, needed: int) -> str:
     return (
-        f"batch.micro_samples: {plan.batch.micro_samples} gives {micros} micro-batches, but strategy.schedule "
+        f"batch.micro_samples: {plan.batch.micro_samples} gives {micro_batches} micro-batches, but strategy.schedule "
         f"{plan.strategy.schedule} needs {needed} for degrees.pipeline {plan.degrees.pipeline}; "
-        f"{_micros_that(plan, plan.degrees.pipeline, needed)}"
+        f"{_fitting_micro_batch(plan, plan.degrees.pipeline, needed)}"
     )
 
 
-def _micros_that(plan: RunPlan, pipeline: int, needed: int) -> str:
-    """The nearest micro-batch that makes for enough micro-batches, and for a multiple of the pipeline's ranks."""
+def _fitting_micro_batch(plan: RunPlan, pipeline: int, needed: int) -> str:
+    """Advises the nearest micro-batch that gives enough micro-batches, and a multiple of the pipeline's ranks."""
     samples = plan.batch.global_samples // plan.degrees.data
     fitting = [micro for micro in divisors(samples) if samples // micro >= needed and samples // micro % pipeline == 0]
     nearest = min(fitting, key=lambda micro: abs(micro - plan.batch.micro_samples), default=None)
@@ -165,7 +165,7 @@ def _micros_that(plan: RunPlan, pipeline: int, needed: int) -> str:
 
 
 def _check_strategy(plan: RunPlan) -> None:
-    """Combinations that torch cannot run."""
+    """Refuses combinations that torch cannot run."""
     strategy = plan.strategy
     splits_backward = plan.degrees.pipeline > 1 and strategy.schedule in (Schedule.ZERO_BUBBLE, Schedule.ZERO_BUBBLE_V)
     if not splits_backward:
@@ -209,5 +209,5 @@ def _check_divides(name: str, value: int, of: str, whole: int) -> None:
 
 
 def divisors(number: int) -> list[int]:
-    """All divisors in ascending order."""
+    """Lists all divisors in ascending order."""
     return [d for d in range(1, number + 1) if number % d == 0]

@@ -1,1 +1,1 @@
-"""Every rank's metrics: phases of a step, traffic, overlap, and the stages of a launch."""
+"""Metrics of every rank: phases of a step, traffic, overlap, and the stages of a launch."""

@@ -1,4 +1,4 @@
-"""How long it takes to get from an order to the first step under it, stage by stage, in a new process and in one that goes on."""
+"""Time from an order to the end of the first step under it, stage by stage, in a new process and in one that goes on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cost_aware_trainer.contract import Launch, LaunchStage
 
 
 class Stopwatch:
-    """Times stages one after the other, the first from `ordered_seconds_ago`."""
+    """Stopwatch of stages that follow each other; the first began `ordered_seconds_ago`."""
 
     def __init__(self, ordered_seconds_ago: float = 0.0) -> None:
         self._since_seconds = time.monotonic() - ordered_seconds_ago
@@ -17,7 +17,7 @@ class Stopwatch:
 
     @classmethod
     def of_start(cls, launch: Launch | None) -> Self:
-        """Of a process whose imports are done; what was before them its agent has measured, if it has one."""
+        """Makes the stopwatch of a process whose imports are done. Its agent, if there is one, has measured the time before them."""
         watch = cls()
         if launch:
             watch.stage_seconds = {
@@ -28,7 +28,7 @@ class Stopwatch:
         return watch
 
     def end(self, stage: LaunchStage) -> None:
-        """Ends a stage; the next begins."""
+        """Ends a stage and begins the next."""
         now_seconds = time.monotonic()
         self.stage_seconds[stage] = now_seconds - self._since_seconds
         self._since_seconds = now_seconds

@@ -1,4 +1,4 @@
-"""Every rank's Prometheus metrics, under the names and labels of the contract."""
+"""Prometheus metrics of every rank, under the names and labels of the contract."""
 
 from __future__ import annotations
 
@@ -62,15 +62,18 @@ _COUNTERS = frozenset(metric for metric in Metric if metric.endswith("_total"))
 
 @dataclass(frozen=True)
 class LinkFacts:
-    """One level's links, medians over its pairs: seconds that a message waits, one rank's bytes a second, and the pairs."""
+    """Links of one level. Both figures are medians over its pairs of ranks."""
 
     latency_seconds: float
+    """Seconds that a message waits."""
     bytes_per_second: float
+    """Bytes a second of one rank."""
     pairs: int
+    """Number of pairs measured."""
 
 
 class RankMetrics:
-    """A rank's series in a registry of its own, so that several can live in one process."""
+    """Series of one rank in a registry of its own, so that several ranks can live in one process."""
 
     def __init__(self, rank: int) -> None:
         self.registry = CollectorRegistry()
@@ -95,7 +98,7 @@ class RankMetrics:
         self._show_all()
 
     def _show_all(self) -> None:
-        """Makes series exist before they have a value to show."""
+        """Makes series exist before they have a value."""
         for phase in Phase:
             self._counters[Metric.PHASE_SECONDS].labels(**self._labels, phase=phase.value)
         for stage in LaunchStage:
@@ -104,7 +107,7 @@ class RankMetrics:
         self.set_links(self._links)
 
     def start_attempt(self, attempt: int) -> None:
-        """Goes on under another attempt's label; gauges keep their values, counters start again."""
+        """Changes the attempt's label. Gauges keep their values, counters start again."""
         kept = {
             metric: gauge.labels(**self._labels)._value.get()
             for metric, gauge in self._gauges.items()
@@ -118,12 +121,12 @@ class RankMetrics:
             self.set(metric, value)
 
     def set_stages(self, stage_seconds: Mapping[LaunchStage, float]) -> None:
-        """Shows how long the attempt took to its first step; stages that it did not have stay 0."""
+        """Shows the seconds of the attempt's stages up to its first step. Stages that it did not have stay 0."""
         for stage, seconds in stage_seconds.items():
             self._gauges[Metric.RECONFIGURATION_SECONDS].labels(**self._labels, stage=stage.value).set(seconds)
 
     def set_links(self, links: Mapping[LinkLevel, LinkFacts]) -> None:
-        """Shows what the probe of links found; it stays for all attempts of this process."""
+        """Shows the measured links. They stay for all attempts of this process."""
         self._links = links
         for level, facts in links.items():
             labels = self._labels | {"level": level.value}
@@ -139,13 +142,13 @@ class RankMetrics:
         self._counters[metric].labels(**self._labels).inc(amount)
 
     def add_lap(self, lap: Lap) -> None:
-        """Adds one step's wall time, in whole and by phase."""
+        """Adds the wall time of one step, in total and by phase."""
         self.add(Metric.STEP_SECONDS, lap.step_seconds)
         for phase, seconds in lap.phase_seconds.items():
             self._counters[Metric.PHASE_SECONDS].labels(**self._labels, phase=phase.value).inc(seconds)
 
     def serve(self, local_rank: int) -> bool:
-        """Serves the registry on this rank's port; False, loudly, if the port is taken: training goes on unobserved."""
+        """Serves the registry on this rank's port. Returns False and logs an error if the port is taken; training goes on."""
         port = int(os.environ.get(ENV_METRICS_PORT, METRICS_PORT)) + local_rank
         try:
             start_http_server(port, registry=self.registry)
@@ -161,7 +164,7 @@ class RankMetrics:
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Peak memory of this process: CUDA's allocator where there is one, the resident set otherwise."""
+    """Peak memory of this process: allocated by CUDA on a CUDA device, otherwise the resident set."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # Linux counts kibibytes, macOS bytes.

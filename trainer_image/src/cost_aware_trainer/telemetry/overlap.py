@@ -1,4 +1,4 @@
-"""How long gradients travel between replicas while a rank computes: what the scheduling of buckets achieves."""
+"""Overlap of communication and computation: the time in which gradients travel between replicas while a rank computes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import torch
 
 
-def hidden_seconds(spans: Iterable[tuple[float, float]], until: float) -> float:
-    """The length of what at least one span covers before `until`; spans are (start, end), in the order of their starts."""
+def hidden_seconds(spans: Iterable[tuple[float, float]], until_seconds: float) -> float:
+    """Seconds before `until_seconds` that at least one span covers. Spans are (start, end), in the order of their starts."""
     total, covered = 0.0, float("-inf")
     for start, end in spans:
-        low, high = max(start, covered), min(end, until)
+        low, high = max(start, covered), min(end, until_seconds)
         total += max(0.0, high - low)
         covered = max(covered, high)
     return total
@@ -22,15 +22,19 @@ def hidden_seconds(spans: Iterable[tuple[float, float]], until: float) -> float:
 
 @dataclass
 class _Span:
+    """Time of one sum."""
+
     started: Any
+    """Mark of its launch: seconds, or a CUDA event."""
     ended: Any = None
+    """Mark of its end; None while it runs."""
 
 
 class OverlapMeter:
-    """Notes when each sum of a step begins and ends, and when there is nothing left to compute behind it.
+    """Meter of a step's sums: it notes when each begins and ends, and when this rank has nothing left to compute.
 
-    On a CPU the end is when the collective's own thread is done. On CUDA marks are events: a sum begins when its gradients are
-    ready, even where the collectives' stream is still busy with another one, and ends on that stream.
+    On a CPU a sum ends when the collective's own thread is done. On CUDA marks are events: a sum begins when its gradients are
+    ready, even if the collectives' stream is still busy with another sum, and ends on that stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -39,7 +43,7 @@ class OverlapMeter:
         self._computed: Any = None
 
     def begin(self) -> Callable[[], None]:
-        """A sum is launched; what it returns is to be called when it has ended, from any thread."""
+        """Notes the launch of a sum. Call the returned function, from any thread, when the sum has ended."""
         span = _Span(self._mark())
         self._spans.append(span)
 
@@ -49,20 +53,23 @@ class OverlapMeter:
         return end
 
     def computed(self) -> None:
-        """From here on this rank only waits."""
+        """Notes that this rank has computed everything and only waits from now on."""
         self._computed = self._mark()
 
     def take_seconds(self) -> float:
-        """Seconds of sums behind computation since the last call. On CUDA the device must have been synchronised."""
+        """Seconds of sums that ran behind computation since the last call. On CUDA, synchronise the device before."""
         spans, computed = self._spans, self._computed
         self._spans, self._computed = [], None
         if not spans or computed is None:
             return 0.0
         first = spans[0].started
-        until = self._seconds(first, computed)
-        # a thread that has not come to say that its sum has ended is later than the rank that has waited for it
-        times = ((self._seconds(first, s.started), self._seconds(first, s.ended) if s.ended else until) for s in spans)
-        return hidden_seconds(times, until)
+        until_seconds = self._seconds(first, computed)
+        # the rank has waited for every sum, so one whose end is not marked yet ended after the last computation
+        times = (
+            (self._seconds(first, s.started), self._seconds(first, s.ended) if s.ended else until_seconds)
+            for s in spans
+        )
+        return hidden_seconds(times, until_seconds)
 
     def _mark(self) -> Any:
         if not self._on_cuda:

@@ -1,4 +1,4 @@
-"""Where a step's wall time goes: one clock that is always in exactly one phase."""
+"""Wall time of a step by phase: one clock that is always in exactly one phase."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from cost_aware_trainer.contract import Phase
 
 @dataclass(frozen=True)
 class Lap:
-    """One step's wall time in seconds, in whole and by phase."""
+    """Wall time of one step."""
 
     step_seconds: float
+    """Seconds of the whole step."""
     phase_seconds: dict[Phase, float]
+    """Seconds of each phase. They add up to the whole."""
 
 
 class PhaseClock:
-    """Books every moment on one phase; what no phase claims is compute.
+    """Clock that books every moment on one phase. Time outside all marked phases is compute.
 
-    `synchronise` is called before each reading: on CUDA, kernels must be booked where they were started. `on_phase` hears of
-    every phase that begins.
+    Args:
+        now_seconds: the clock that is read.
+        synchronise: called before each reading: on CUDA, kernels must be booked on the phase that started them.
+        on_phase: called with every phase that begins.
     """
 
     def __init__(
@@ -46,18 +50,18 @@ class PhaseClock:
             self._switch(outer)
 
     def move(self, source: Phase, target: Phase, seconds: float) -> None:
-        """Books `seconds` of what `source` has been given in this lap on `target` instead, at most all of it."""
+        """Moves `seconds` of this lap from `source` to `target`, at most all that `source` has."""
         self._switch(self._phase)
         moved = max(0.0, min(seconds, self._seconds[source]))
         self._seconds[source] -= moved
         self._seconds[target] += moved
 
-    def booked(self, phase: Phase) -> float:
-        """Seconds that a phase has been given in this lap, until it was last left or settled."""
+    def booked_seconds(self, phase: Phase) -> float:
+        """Seconds of a phase in this lap, up to its last end or the last call of `settle`."""
         return self._seconds[phase]
 
     def settle(self) -> None:
-        """Books everything until now, and waits for the device, so that what it measured can be read."""
+        """Books everything until now and waits for the device, so that its own measurements can be read."""
         self._switch(self._phase)
 
     def lap(self) -> Lap:

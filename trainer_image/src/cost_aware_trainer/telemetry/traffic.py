@@ -1,4 +1,4 @@
-"""What a rank sends, and how long it waits for it, by axis of the mesh."""
+"""Traffic of a rank by axis of the mesh: the bytes that it sends, and the seconds that it waits for them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from cost_aware_trainer.contract import Phase
-from cost_aware_trainer.contract.heartbeat import Heart
+from cost_aware_trainer.contract.heartbeat import Heartbeat
 from cost_aware_trainer.telemetry.overlap import OverlapMeter
 
 
 class Axis(StrEnum):
-    """The three ways in which a run is split."""
+    """Axis of the mesh, along which a run is split."""
 
     DATA = "data"
     TENSOR = "tensor"
@@ -28,18 +28,18 @@ PHASE_OF = {
     Axis.TENSOR: Phase.TENSOR_COMMUNICATION,
     Axis.PIPELINE: Phase.PIPELINE_COMMUNICATION,
 }
-"""The phase of what a rank waits for on each axis."""
+"""Phase of a rank's waits on each axis."""
 
 
 class Traffic:
-    """Counts bytes sent and seconds exposed since the last `take`.
+    """Counter of bytes sent and of seconds exposed since they were last taken.
 
-    Exposed is what the rank cannot compute through. On a CPU that is the wall time of a blocking collective; on CUDA it
-    is measured between events on the stream that has to wait, and only read when a step ends.
+    Exposed time is communication during which the rank cannot compute. On a CPU it is the wall time of a blocking
+    collective. On CUDA it is measured between events on the stream that has to wait, and read only when a step ends.
     """
 
-    def __init__(self, device: torch.device, heart: Heart | None = None) -> None:
-        self._heart = heart or Heart(None, 0)
+    def __init__(self, device: torch.device, heartbeat: Heartbeat | None = None) -> None:
+        self._heartbeat = heartbeat or Heartbeat(None, 0)
         self._on_cuda = device.type == "cuda"
         self.overlap = OverlapMeter(device)
         self._bytes = dict.fromkeys(Axis, 0.0)
@@ -52,7 +52,7 @@ class Traffic:
 
     @contextmanager
     def exposed(self, axis: Axis, sent_bytes: float = 0.0) -> Iterator[None]:
-        """Around a blocking collective of the training step."""
+        """Counts a block as a blocking collective of the training step."""
         self._bytes[axis] += sent_bytes
         if self._on_cuda:
             started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
@@ -62,12 +62,12 @@ class Traffic:
             self._events.append((axis, started, ended))
         else:
             started_seconds = time.perf_counter()
-            with self._heart.waiting(PHASE_OF[axis].value):
+            with self._heartbeat.waiting(PHASE_OF[axis].value):
                 yield
             self._seconds[axis] += time.perf_counter() - started_seconds
 
     def take_seconds(self) -> dict[Axis, float]:
-        """Exposed seconds by axis, which start again at 0. On CUDA the device must have been synchronised."""
+        """Takes the exposed seconds by axis, which start again at 0. On CUDA, synchronise the device before."""
         for axis, started, ended in self._events:
             self._seconds[axis] += started.elapsed_time(ended) / 1000
         self._events.clear()
@@ -75,6 +75,6 @@ class Traffic:
         return taken
 
     def take_bytes(self) -> dict[Axis, float]:
-        """Bytes sent by axis, which start again at 0."""
+        """Takes the bytes sent by axis, which start again at 0."""
         taken, self._bytes = self._bytes, dict.fromkeys(Axis, 0.0)
         return taken

@@ -1,1 +1,1 @@
-"""The training runtime: the bundled trainer, the session for your own model, and what both are made of."""
+"""Training runtime: the bundled trainer, the session for your own model, and the parts of both."""

@@ -1,4 +1,4 @@
-"""The held-out loss: the same windows at every evaluation, spread over the replicas, the same value for any degree."""
+"""Held-out loss: the same windows at every evaluation, spread over the replicas, with one value under any degrees."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import torch
 from cost_aware_trainer.data.token_files import Corpus
 from cost_aware_trainer.distributed.mesh import Mesh
 from cost_aware_trainer.telemetry.traffic import Axis
-from cost_aware_trainer.training.model_part import Replica
+from cost_aware_trainer.training.model_part import ModelPart
 
 
-def heldout_loss(replica: Replica, corpus: Corpus, mesh: Mesh, samples: int, micro_samples: int) -> float:
+def heldout_loss(part: ModelPart, corpus: Corpus, mesh: Mesh, samples: int, micro_batch: int) -> float:
     """Mean loss in nats per token (for the bundled data, per byte) over `samples` fixed held-out windows."""
     starts = corpus.heldout_windows(samples)
     degree, device = mesh.lengths[Axis.DATA], mesh.ranks.device
     # Sharded replicas gather weights together, so all of them make the same number of passes.
-    rounds = -(-len(starts) // (degree * micro_samples))
+    rounds = -(-len(starts) // (degree * micro_batch))
     loss_sum = 0.0
     with torch.no_grad():
         for index in range(rounds):
-            mesh.ranks.heart.beat()
-            first = (index * degree + mesh.place.data) * micro_samples
-            chosen = starts[first : first + micro_samples]
+            mesh.ranks.heartbeat.beat()
+            first = (index * degree + mesh.place.data) * micro_batch
+            chosen = starts[first : first + micro_batch]
             is_spare = len(chosen) == 0
             tokens = torch.from_numpy(corpus.heldout_tokens(starts[:1] if is_spare else chosen)).to(device)
-            losses = replica.losses(tokens)
-            if replica.reports and losses is not None and not is_spare:
+            losses = part.losses(tokens)
+            if part.reports and losses is not None and not is_spare:
                 # In float64, so that grouping into micro-batches hardly shows.
                 loss_sum += float(losses.double().sum())
     (total,) = mesh.ranks.sum([loss_sum])

@@ -1,9 +1,9 @@
-"""Starts torchrun and its ranks without importing PyTorch again: one process imports it once, and is forked from then on.
+"""Fork server: one process imports PyTorch once and is forked for every torchrun and its ranks.
 
 The agent runs `python -m cost_aware_trainer.training.forkserver FD` and writes one JSON line for each launch to its standard input:
 torchrun's arguments and the environment. Answers, one JSON line each, go to the descriptor FD: `{"ready": true, "seconds": S}` once,
-and `{"launch": N, "code": C}` when launch N has ended. One launch runs at a time. Nothing here touches a device before
-the fork, and the server has one thread only, so that its copies start clean.
+and `{"launch": N, "code": C}` when launch N has ended. One launch runs at a time. The server touches no device before the fork and
+has one thread only, so that its forks start clean.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PRELOADED = (
 
 
 def run_rank(arguments: list[str]) -> int:
-    """A rank, in a process that torchrun has forked and given its environment; the trainer's exit code if it is not 0."""
+    """Runs a rank in a process that torchrun has forked and given its environment. Exits with the trainer's code if it is not 0."""
     from cost_aware_trainer.training.rank import main
 
     sys.argv = ["cost_aware_trainer", *arguments]
@@ -43,7 +43,7 @@ def run_rank(arguments: list[str]) -> int:
 
 
 def run_torchrun(arguments: list[str]) -> int:
-    """What `python -m torch.distributed.run ARGUMENTS` does for the bundled trainer; its exit code."""
+    """Does what `python -m torch.distributed.run ARGUMENTS` does for the bundled trainer; returns its exit code."""
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import elastic_launch
     from torch.distributed.run import config_from_args, parse_args
@@ -60,7 +60,7 @@ def run_torchrun(arguments: list[str]) -> int:
 
 
 def launch(order: dict[str, Any]) -> int:
-    """Runs one order in a copy of this process and waits for it; its exit code, negative for a signal."""
+    """Runs one order in a fork of this process and waits for it. Returns its exit code, negative for a signal."""
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
@@ -70,7 +70,7 @@ def launch(order: dict[str, Any]) -> int:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ.clear()
         os.environ.update(order["environment"])
-        # what importing may have asked for was this server's
+        # a temporary folder that was looked up during the import is this server's own
         tempfile.tempdir = None
         code = run_torchrun(order["arguments"])
     except SystemExit as leaving:
@@ -80,14 +80,14 @@ def launch(order: dict[str, Any]) -> int:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        # The copy must never go on with its parent's loop.
+        # The fork must never go on with its parent's loop.
         os._exit(code)
 
 
 def main() -> int:
     """Serves launches until its standard input ends."""
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as answers:
-        # Copies must not hold the agent's descriptors: a rank that lives on would keep them open.
+        # Forks must not hold the agent's descriptors: a rank that lives on would keep them open.
         os.set_inheritable(answers.fileno(), False)
         began_seconds = time.monotonic()
         for name in PRELOADED:

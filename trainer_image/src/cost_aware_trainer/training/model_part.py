@@ -1,4 +1,4 @@
-"""This rank's part of the model under a plan's degrees: built, filled, stepped and evaluated."""
+"""Part of the model that this rank holds under a plan's degrees: it is built, filled, stepped and evaluated here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cost_aware_trainer.contract import Compression, Precision, RunPlan, Shardin
 from cost_aware_trainer.distributed.compression.reduce_scatter import CompressedReduceScatter
 from cost_aware_trainer.distributed.compression.sums import BITS, CompressedSum, element_bytes
 from cost_aware_trainer.distributed.fsdp_waits import waits_timed
-from cost_aware_trainer.distributed.gradients import BUCKET_BYTES, DataSum, Held, squared_norm, sum_shared
+from cost_aware_trainer.distributed.gradients import BUCKET_BYTES, DataSum, HeldParameter, squared_norm, sum_shared
 from cost_aware_trainer.distributed.layout import Box, ModelStage, box_of, stages_of
 from cost_aware_trainer.distributed.mesh import Mesh
 from cost_aware_trainer.distributed.tensor_parallel import TensorAxis
@@ -23,44 +23,49 @@ from cost_aware_trainer.telemetry.traffic import Axis
 from cost_aware_trainer.training.pipeline import Pipeline
 
 
-class Replica:
-    """One rank's stages of one data-parallel replica. Memory is allocated, but not filled.
+class ModelPart:
+    """Stages of one data-parallel replica that one rank holds. Their memory is allocated, but not filled.
 
-    Gradients are *sums* over samples: the loss is divided by the global batch before the backward pass, so no degree
-    enters into them.
+    Gradients are *sums* over samples. The loss is divided by the global batch before the backward pass, so gradients do not
+    depend on the degrees.
     """
 
     def __init__(self, plan: RunPlan, mesh: Mesh, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        self._plan, self._mesh = plan, mesh
+        self._plan, self.mesh = plan, mesh
         self._tensor = TensorAxis(mesh.group(Axis.TENSOR), mesh.place.tensor, plan.degrees.tensor, mesh.traffic)
         self.is_sharded = plan.strategy.sharding is not Sharding.NONE and plan.degrees.data > 1
-        self._micro_batches = plan.batch.global_samples // plan.degrees.data // plan.batch.micro_samples
-        self._scatters: list[tuple[CompressedReduceScatter, nn.Module]] = []
+        self._micro_batches = plan.micro_batches
+        self.scatters: list[tuple[CompressedReduceScatter, nn.Module]] = []
+        """Compressed reduce-scatter of each sharded module."""
         stages = stages_of(mesh.place.pipeline, plan)
-        self._parts = [(stage, self._build(stage)) for stage in stages]
-        self.held = self._hold(shapes)
-        self._flat = self._flattened()
-        self._owed: dict[str, Tensor] = {}
-        self._data_sum = self._watch() if plan.degrees.data > 1 and not self.is_sharded else None
-        self._pipeline = Pipeline(plan, mesh, self._tensor, self._parts) if plan.degrees.pipeline > 1 else None
+        self._stages = [(stage, self._build(stage)) for stage in stages]
+        self.parameters = self._parameters_of(shapes)
+        """Parts of parameters that this rank holds."""
+        self.scattered_parameters = self._flattened()
+        """Parameters of each of `scatters`, in the order of its flat gradient."""
+        self.residuals: dict[str, Tensor] = {}
+        """Residuals that the next step adds to its gradients, by parameter."""
+        self.data_sum = self._watch() if plan.degrees.data > 1 and not self.is_sharded else None
+        """Sum over replicas; None if there is one replica, or if the data axis is sharded."""
+        self._pipeline = Pipeline(plan, mesh, self._tensor, self._stages) if plan.degrees.pipeline > 1 else None
         self.needs_tokens = any(stage.is_first or stage.is_last for stage in stages)
         """Whether this rank holds an end of the pipeline."""
         self.reports = any(stage.is_last for stage in stages) and mesh.place.tensor == 0
-        """Whether this rank alone speaks for its replica: of its loss, and of what was trained."""
+        """Whether this rank, alone of its replica, reports the loss and the trained samples."""
 
     def _build(self, stage: ModelStage) -> Decoder:
-        strategy, device = self._plan.strategy, self._mesh.ranks.device
+        strategy, device = self._plan.strategy, self.mesh.ranks.device
         with torch.device("meta"):
-            part = Decoder(shape_of(self._plan.model, strategy, self._tensor), stage)
+            decoder = Decoder(shape_of(self._plan.model, strategy, self._tensor), stage)
         if strategy.compile:
-            for layer in part.layers.values():
+            for layer in decoder.layers.values():
                 layer.compile()
         if self.is_sharded:
-            self._shard(part)
-        part.to_empty(device=device)
-        return part
+            self._shard(decoder)
+        decoder.to_empty(device=device)
+        return decoder
 
-    def _shard(self, part: Decoder) -> None:
+    def _shard(self, decoder: Decoder) -> None:
         """Splits weights, gradients and optimizer state over the data axis (ZeRO, 1910.02054), a layer at a time."""
         strategy = self._plan.strategy
         policy = MixedPrecisionPolicy()
@@ -69,86 +74,91 @@ class Replica:
                 param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
             )
         keeps = strategy.sharding is not Sharding.ZERO3
-        for module in (*part.layers.values(), part):
-            sharded = fully_shard(module, mesh=self._mesh.data, reshard_after_forward=not keeps, mp_policy=policy)
+        for module in (*decoder.layers.values(), decoder):
+            sharded = fully_shard(module, mesh=self.mesh.data, reshard_after_forward=not keeps, mp_policy=policy)
             sharded.set_gradient_divide_factor(1.0)
             # gloo has no scaled sum
             sharded.set_force_sum_reduction_for_comms(True)
             if strategy.compression is not Compression.NONE:
-                self._scatters.append((CompressedReduceScatter(strategy.compression), module))
-                sharded.set_custom_reduce_scatter(self._scatters[-1][0])
+                self.scatters.append((CompressedReduceScatter(strategy.compression), module))
+                sharded.set_custom_reduce_scatter(self.scatters[-1][0])
 
-    def _hold(self, shapes: Mapping[str, tuple[int, ...]]) -> list[Held]:
-        plan, place = self._plan, self._mesh.place
+    def _parameters_of(self, shapes: Mapping[str, tuple[int, ...]]) -> list[HeldParameter]:
+        plan, place = self._plan, self.mesh.place
         sharding = plan.strategy.sharding
         return [
-            Held(
+            HeldParameter(
                 name,
                 parameter,
                 box_of(name, shapes[name], place, plan.degrees, sharding),
                 is_copy=name == "embedding.weight" and not stage.is_first,
             )
-            for stage, part in self._parts
-            for name, parameter in part.named_parameters()
+            for stage, decoder in self._stages
+            for name, parameter in decoder.named_parameters()
         ]
 
     def _watch(self) -> DataSum:
-        group, compression = self._mesh.group(Axis.DATA), self._plan.strategy.compression
+        group, compression = self.mesh.group(Axis.DATA), self._plan.strategy.compression
         compressed = CompressedSum(group, compression) if group and compression is not Compression.NONE else None
         planned_mib = self._plan.strategy.bucket_mib
         bucket_bytes = BUCKET_BYTES if planned_mib is None else planned_mib * 2**20
-        data_sum = DataSum(self._mesh, self._micro_batches, compressed, bucket_bytes)
-        data_sum.watch(self.held)
+        data_sum = DataSum(self.mesh, self._micro_batches, compressed, bucket_bytes)
+        data_sum.watch(self.parameters)
         return data_sum
 
     def fill(self, value_of: Callable[[str, Box], Tensor]) -> None:
-        """Sets every parameter's part to what `value_of` gives for its name and box."""
-        for held in self.held:
+        """Sets every parameter's part to `value_of` its name and box."""
+        for held in self.parameters:
             held.value.copy_(value_of(held.name, held.box))
 
     def initialise(self, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
-        """Sets all parameters to the run's first values, which depend on their names and the seed only."""
+        """Sets all parameters to the run's first values, which depend only on their names and the seed."""
         model = self._plan.model
         self.fill(lambda name, box: initial_value(name, shapes[name], model, seed)[box.slices()])
 
-    def step(self, micro_batches: Iterable[Tensor], scale: float, *, uncompressed: bool = False) -> float:
-        """Forward and backward over this replica's micro-batches of tokens (samples, sequence_length + 1).
+    def step(self, batches: Iterable[Tensor], scale: float, *, uncompressed: bool = False) -> float:
+        """Runs forward and backward over this replica's micro-batches, and sums gradients over all ranks that share a parameter.
 
-        Gradients of `scale` × the summed loss are then summed over all ranks that share a parameter, over the data axis without
-        compression if `uncompressed`. Returns the summed loss where `reports` is true, and something to ignore elsewhere.
+        Args:
+            batches: tokens (samples, sequence_length + 1) of each micro-batch.
+            scale: factor on the summed loss, of which the gradients are.
+            uncompressed: whether the sum over the data axis goes without compression.
+
+        Returns:
+            the summed loss if `reports` is true; otherwise a number without meaning.
         """
-        for held in self.held:
+        for held in self.parameters:
             held.parameter.grad = None
-        if self._data_sum:
-            self._data_sum.begin(uncompressed=uncompressed)
-        for scatter, _ in self._scatters:
-            scatter.rests = uncompressed
+        if self.data_sum:
+            self.data_sum.begin(uncompressed=uncompressed)
+        for scatter, _ in self.scatters:
+            scatter.is_uncompressed = uncompressed
         pipeline = self._pipeline
-        with waits_timed(self._mesh.traffic) if self.is_sharded else nullcontext():
-            loss_sum = pipeline.step(list(micro_batches), scale) if pipeline else self._accumulate(micro_batches, scale)
-        if self._data_sum:
-            self._data_sum.finish()
-        sum_shared(self._mesh, self.held, [held.gradient for held in self.held])
-        self._add_owed()
+        with waits_timed(self.mesh.traffic) if self.is_sharded else nullcontext():
+            loss_sum = pipeline.step(list(batches), scale) if pipeline else self._accumulate(batches, scale)
+        if self.data_sum:
+            self.data_sum.finish()
+        sum_shared(self.mesh, self.parameters, [held.gradient for held in self.parameters])
+        self._add_residuals()
         if self.is_sharded:
-            self._mesh.traffic.count(Axis.DATA, self._sharded_bytes(Compression.NONE if uncompressed else None))
+            self.mesh.traffic.count(Axis.DATA, self._sharded_bytes(Compression.NONE if uncompressed else None))
         return loss_sum
 
-    def _accumulate(self, micro_batches: Iterable[Tensor], scale: float) -> float:
-        (_, part), *_ = self._parts
-        loss_sum = torch.zeros((), dtype=torch.float64, device=self._mesh.ranks.device)
-        for index, tokens in enumerate(micro_batches):
-            if isinstance(part, FSDPModule) and self._plan.strategy.sharding is Sharding.ZERO1:
-                part.set_requires_gradient_sync(index == self._micro_batches - 1)
-            loss = self._tensor.summed_loss(part(tokens[:, :-1]), tokens[:, 1:])
+    def _accumulate(self, batches: Iterable[Tensor], scale: float) -> float:
+        (_, decoder), *_ = self._stages
+        loss_sum = torch.zeros((), dtype=torch.float64, device=self.mesh.ranks.device)
+        for index, tokens in enumerate(batches):
+            if isinstance(decoder, FSDPModule) and self._plan.strategy.sharding is Sharding.ZERO1:
+                decoder.set_requires_gradient_sync(index == self._micro_batches - 1)
+            loss = self._tensor.summed_loss(decoder(tokens[:, :-1]), tokens[:, 1:])
             (loss * scale).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
         return float(loss_sum)
 
     def _sharded_bytes(self, compression: Compression | None = None) -> float:
-        """What fully_shard sends in a step: one gather of weights and one scatter of gradients, or more of both."""
+        """Bytes that fully_shard sends in a step: one gather of weights and one scatter of gradients, or more of both."""
         degree, strategy = self._plan.degrees.data, self._plan.strategy
-        weights_bytes = sum(held.value.numel() for held in self.held) * (degree - 1)
+        weights_bytes = sum(held.value.numel() for held in self.parameters) * (degree - 1)
         gathered_bytes = weights_bytes * (2 if strategy.precision is Precision.BF16 else 4)
         often = 1 if self._pipeline or strategy.sharding is Sharding.ZERO1 else self._micro_batches
         gathers = (2 if strategy.sharding is Sharding.ZERO3 else 1) * self._micro_batches
@@ -156,39 +166,39 @@ class Replica:
             gathers * gathered_bytes + often * weights_bytes * element_bytes(compression or strategy.compression)
         )
 
-    def _add_owed(self) -> None:
-        owed, self._owed = self._owed, {}
-        for held in self.held:
-            if held.name in owed:
-                held.gradient.add_(owed[held.name])
+    def _add_residuals(self) -> None:
+        residuals, self.residuals = self.residuals, {}
+        for held in self.parameters:
+            if held.name in residuals:
+                held.gradient.add_(residuals[held.name])
 
-    def owe(self, residuals: Mapping[str, Tensor]) -> None:
-        """Adds residuals, whole sums for this rank's parts by parameter, to the next step's summed gradients."""
-        self._owed = dict(residuals)
+    def carry_residuals(self, residuals: Mapping[str, Tensor]) -> None:
+        """Keeps residuals, whole sums for this rank's parts by parameter, and adds them to the next step's summed gradients."""
+        self.residuals = dict(residuals)
 
     def drain_residuals(self) -> dict[str, Tensor]:
-        """What compression still owes the run, taken out: for each parameter that this rank holds the sum over all ranks.
+        """Takes out the residuals of compression: for each parameter that this rank holds, the sum over all ranks.
 
-        Empty where nothing is owed by any rank; every rank must call it between steps.
+        Empty if no rank has residuals. Every rank must call it, between steps.
         """
         if self._plan.strategy.compression not in BITS or self._plan.degrees.data == 1:
             return {}
         kept = self._drained_shards() if self.is_sharded else {}
-        if self._data_sum is not None and self._data_sum.compressed is not None:
-            kept = self._data_sum.compressed.drain()
+        if self.data_sum is not None and self.data_sum.compressed is not None:
+            kept = self.data_sum.compressed.drain()
         residuals = [
             kept[held.key].view_as(held.value) if held.key in kept else torch.zeros_like(held.value)
-            for held in self.held
+            for held in self.parameters
         ]
-        sum_shared(self._mesh, self.held, residuals)
-        return {held.name: residual for held, residual in zip(self.held, residuals, strict=True)}
+        sum_shared(self.mesh, self.parameters, residuals)
+        return {held.name: residual for held, residual in zip(self.parameters, residuals, strict=True)}
 
     def _drained_shards(self) -> dict[str, Tensor]:
-        """The same of sharded parameters, before those that ranks share otherwise are summed; by `Held.key`."""
-        assert self._mesh.data is not None  # noqa: S101  what is sharded has replicas
-        group, ranks = self._mesh.data.get_group(), self._plan.degrees.data
+        """Takes out the residuals of sharded parameters by `HeldParameter.key`, not yet summed over ranks of other axes."""
+        assert self.mesh.data is not None  # noqa: S101  what is sharded has replicas
+        group, ranks = self.mesh.data.get_group(), self._plan.degrees.data
         kept: dict[str, Tensor] = {}
-        for (scatter, _), owned in zip(self._scatters, self._flat, strict=True):
+        for (scatter, _), owned in zip(self.scatters, self.scattered_parameters, strict=True):
             chunk, start = scatter.drain(group), 0
             if chunk is None:
                 continue
@@ -199,12 +209,12 @@ class Replica:
                 start += -(-rows // ranks) * math.prod(rest)
         return kept
 
-    def _flattened(self) -> list[list[Held]]:
-        """What each reduce-scatter has in its flat gradient, in order: its module's parameters without those of modules before it."""
-        held_of = {id(held.parameter): held for held in self.held}
+    def _flattened(self) -> list[list[HeldParameter]]:
+        """Lists each reduce-scatter's parameters in the order of its flat gradient: its module's, without those of earlier modules."""
+        held_of = {id(held.parameter): held for held in self.parameters}
         return [
             [held for p in module.parameters() if (held := held_of.pop(id(p), None)) is not None]
-            for _, module in self._scatters
+            for _, module in self.scatters
         ]
 
     def bubble_seconds(self, compute_seconds: float) -> float:
@@ -212,22 +222,22 @@ class Replica:
         return self._pipeline.bubble_seconds(compute_seconds) if self._pipeline else 0.0
 
     def squared_gradient_norm(self) -> float:
-        """This rank's share of the squared norm of the whole model's gradient."""
-        return squared_norm(self._mesh, self.held, is_sharded=self.is_sharded)
+        """Share of this rank in the squared norm of the whole model's gradient."""
+        return squared_norm(self.mesh, self.parameters, is_sharded=self.is_sharded)
 
     def losses(self, tokens: Tensor) -> Tensor | None:
-        """Losses of tokens (samples, sequence_length + 1) by position, where `reports` may be true; None elsewhere.
+        """Computes losses of tokens (samples, sequence_length + 1) by position on the last stage; None on other stages.
 
         All ranks of the replica must call it with the same tokens.
         """
         if self._pipeline:
             logits = self._pipeline.forward(tokens[:, :-1])
         else:
-            (_, part), *_ = self._parts
-            logits = part(tokens[:, :-1])
+            (_, decoder), *_ = self._stages
+            logits = decoder(tokens[:, :-1])
         return None if logits is None else self._tensor.losses(logits, tokens[:, 1:])
 
     def close(self) -> None:
-        """Lets go of parameters and process groups."""
-        if self._data_sum:
-            self._data_sum.close()
+        """Drops parameters and process groups."""
+        if self.data_sum:
+            self.data_sum.close()

@@ -1,4 +1,4 @@
-"""AdamW as the plan describes it; the learning rate is a pure function of the step."""
+"""AdamW as the plan describes it. The learning rate is a pure function of the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cost_aware_trainer.contract import OptimizerPlan
 
 
 def learning_rate(plan: OptimizerPlan, step: int, total_steps: int) -> float:
-    """The rate of step 1 … total_steps: a linear warm-up, then half a cosine down to the minimum at the last step."""
+    """Learning rate of step 1 … total_steps: a linear warm-up, then half a cosine down to the minimum at the last step."""
     if step <= plan.warmup_steps:
         return plan.learning_rate * step / plan.warmup_steps
     progress = (step - plan.warmup_steps) / max(1, total_steps - plan.warmup_steps)
@@ -21,7 +21,7 @@ def learning_rate(plan: OptimizerPlan, step: int, total_steps: int) -> float:
 
 
 def build_optimizer(named: Iterable[tuple[str, nn.Parameter]], plan: OptimizerPlan) -> torch.optim.AdamW:
-    """AdamW over named parameters; norms, embeddings and other vectors do not decay."""
+    """Builds AdamW over named parameters. Norms, embeddings and other vectors do not decay."""
     decaying: list[nn.Parameter] = []
     constant: list[nn.Parameter] = []
     for name, parameter in named:

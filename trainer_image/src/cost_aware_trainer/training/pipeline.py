@@ -1,4 +1,4 @@
-"""The pipeline axis: the stages of one rank under torch's schedules, and a forward-only pass for evaluation."""
+"""Pipeline axis: the stages of one rank under torch's schedules, and a forward-only pass for evaluation."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _SCHEDULES: dict[Schedule, Any] = {
     Schedule.ZERO_BUBBLE: ScheduleInterleavedZeroBubble,
     Schedule.ZERO_BUBBLE_V: ScheduleZBVZeroBubble,
 }
-_OF_ONE_STAGE = (Schedule.GPIPE, Schedule.ONE_FORWARD_ONE_BACKWARD)
+_SINGLE_STAGE = (Schedule.GPIPE, Schedule.ONE_FORWARD_ONE_BACKWARD)
 
 
 class Pipeline:
-    """One rank's stages of a pipelined run; the losses come out on the rank of the last stage."""
+    """Stages of one rank of a pipelined run. The rank of the last stage computes the losses."""
 
     def __init__(
-        self, plan: RunPlan, mesh: Mesh, tensor: TensorAxis, parts: Sequence[tuple[ModelStage, nn.Module]]
+        self, plan: RunPlan, mesh: Mesh, tensor: TensorAxis, stages: Sequence[tuple[ModelStage, nn.Module]]
     ) -> None:
-        self._plan, self._mesh, self._tensor, self._parts = plan, mesh, tensor, parts
+        self._plan, self._mesh, self._tensor, self._stages = plan, mesh, tensor, stages
         group = mesh.group(Axis.PIPELINE)
         assert group is not None  # noqa: S101  a pipeline has at least two ranks
         self._group = group
@@ -50,20 +50,19 @@ class Pipeline:
         self._stage_count = stage_count(plan)
         self._loss_scale = 1.0
         self._loss_sum = torch.zeros((), dtype=torch.float64, device=mesh.ranks.device)
-        self._is_first = any(stage.is_first for stage, _ in parts)
-        self._is_last = any(stage.is_last for stage, _ in parts)
+        self._is_first = any(stage.is_first for stage, _ in stages)
+        self._is_last = any(stage.is_last for stage, _ in stages)
         self._schedule = self._build_schedule()
 
     def _build_schedule(self) -> Any:
         plan = self._plan
-        stages = [self._torch_stage(stage, module) for stage, module in self._parts]
+        stages = [self._torch_stage(stage, module) for stage, module in self._stages]
         kind = plan.strategy.schedule
-        held: Any = stages[0] if kind in _OF_ONE_STAGE else stages
-        micros = plan.batch.global_samples // plan.degrees.data // plan.batch.micro_samples
-        return _SCHEDULES[kind](held, micros, loss_fn=self._loss, scale_grads=False)
+        scheduled: Any = stages[0] if kind in _SINGLE_STAGE else stages
+        return _SCHEDULES[kind](scheduled, plan.micro_batches, loss_fn=self._loss, scale_grads=False)
 
     def _torch_stage(self, stage: ModelStage, module: nn.Module) -> PipelineStage:
-        """A stage whose shapes are given, so that torch need not find them out with a step of its own."""
+        """Makes a stage with given shapes, so that torch need not find them out with a step of its own."""
         model, samples, degree = self._plan.model, self._plan.batch.micro_samples, self._plan.degrees.tensor
         with torch.device("meta"):
             tokens = torch.empty((samples, model.sequence_length), dtype=torch.int64)
@@ -80,7 +79,7 @@ class Pipeline:
         )
 
     def _between(self, samples: int) -> Tensor:
-        """An uninitialised activation as it travels between stages."""
+        """Makes an uninitialised activation as it travels between stages."""
         model = self._plan.model
         positions = model.sequence_length // self._plan.degrees.tensor
         return torch.empty((samples, positions, model.hidden), dtype=self._dtype)
@@ -90,16 +89,16 @@ class Pipeline:
         self._loss_sum += loss.detach()
         return loss * self._loss_scale
 
-    def step(self, micro_batches: Sequence[Tensor], scale: float) -> float:
-        """Forward and backward over all micro-batches of tokens (samples, sequence_length + 1).
+    def step(self, batches: Sequence[Tensor], scale: float) -> float:
+        """Runs forward and backward over all micro-batches of tokens (samples, sequence_length + 1).
 
-        Ranks with neither end of the pipeline need no tokens. Returns the summed loss on the last stage's rank, else 0.
+        Ranks with neither end of the pipeline need no tokens. Returns the summed loss on the last stage's rank, otherwise 0.
         """
         self._loss_scale = scale
         self._loss_sum.zero_()
-        count = self._schedule._n_microbatches
-        inputs = [(tokens[:, :-1],) for tokens in micro_batches] if self._is_first else [() for _ in range(count)]
-        targets = [tokens[:, 1:] for tokens in micro_batches] if self._is_last else None
+        count = self._plan.micro_batches
+        inputs = [(tokens[:, :-1],) for tokens in batches] if self._is_first else [() for _ in range(count)]
+        targets = [tokens[:, 1:] for tokens in batches] if self._is_last else None
         with self._waits_timed():
             self._schedule.step(arg_mbs=inputs, target_mbs=targets, return_outputs=False)
         self._count_bytes(count)
@@ -107,7 +106,7 @@ class Pipeline:
 
     @contextmanager
     def _waits_timed(self) -> Iterator[None]:
-        """Counts what this rank waits for its neighbours as exposed; torch's schedules all wait through one function."""
+        """Counts waits for neighbours inside the block as exposed. torch's schedules all wait through one function."""
         original = schedules._wait_batch_p2p
 
         def timed(work: list[dist.Work]) -> None:
@@ -121,19 +120,22 @@ class Pipeline:
             schedules._wait_batch_p2p = original
 
     def bubble_seconds(self, compute_seconds: float) -> float:
-        """What the schedule makes a rank wait in a step in which it computes so long, with equal stages.
+        """Seconds that the schedule makes a rank wait in a step with this compute time, if stages are equal.
 
-        (p - 1)/m of its work for GPipe and 1F1B (Huang et al. 2019), divided by the v stages a rank when interleaved
-        (Narayanan et al. 2021); zero-bubble schedules leave a third of that, as weight gradients fill the rest (Qi et al. 2023).
+        They are (p - 1)/m of its work for GPipe and 1F1B (Huang et al. 2019), divided by the v stages a rank if interleaved
+        (Narayanan et al. 2021). Zero-bubble schedules leave a third of that, as weight gradients fill the rest (Qi et al. 2023).
         """
         kind, stages = self._plan.strategy.schedule, self._plan.degrees.pipeline
-        share: float = (stages - 1) / self._schedule._n_microbatches / self._plan.strategy.interleave
+        share: float = (stages - 1) / self._plan.micro_batches / self._plan.strategy.interleave
         return share * compute_seconds * (1 / 3 if kind in (Schedule.ZERO_BUBBLE, Schedule.ZERO_BUBBLE_V) else 1)
 
     def _count_bytes(self, micro_batches: int) -> None:
-        """Activations leave every stage but the last, gradients every stage but the first, unless for the same rank."""
+        """Counts sent bytes: activations of every stage except the last, gradients of every stage except the first.
+
+        Nothing is counted between two stages of this rank.
+        """
         sends = 0
-        for stage, _ in self._parts:
+        for stage, _ in self._stages:
             for neighbour in (stage.index - 1, stage.index + 1):
                 if 0 <= neighbour < self._stage_count:
                     sends += pipeline_rank_of(neighbour, self._plan) != self._mesh.place.pipeline
@@ -142,9 +144,9 @@ class Pipeline:
         self._mesh.traffic.count(Axis.PIPELINE, float(micro_batches * sends * each * self._dtype.itemsize))
 
     def forward(self, tokens: Tensor) -> Tensor | None:
-        """Logits of tokens (samples, positions) on the last stage's rank; None elsewhere. Every rank must call it."""
+        """Computes logits of tokens (samples, positions) on the last stage's rank; None elsewhere. Every rank must call it."""
         x: Tensor | None = None
-        for stage, module in sorted(self._parts, key=lambda part: part[0].index):
+        for stage, module in sorted(self._stages, key=lambda pair: pair[0].index):
             x = tokens if stage.is_first else self._receive(stage.index - 1, tokens.shape[0], x)
             x = module(x)
             if not stage.is_last:

@@ -1,4 +1,4 @@
-"""One rank's process, from its command line to its exit code."""
+"""Process of one rank, from its command line to its exit code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cost_aware_trainer.contract import (
     RunPlan,
     RunResult,
 )
-from cost_aware_trainer.contract.rank_environment import StepsLog, StopSignal, Surroundings
+from cost_aware_trainer.contract.rank_environment import RankEnvironment, StepsLog, StopSignal
 from cost_aware_trainer.distributed.collectives import Ranks, Rendezvous, disconnect
 from cost_aware_trainer.distributed.probe import probe_links
 from cost_aware_trainer.state.checkpoint import CheckpointError
@@ -36,7 +36,7 @@ logger = logging.getLogger("cost_aware_trainer")
 
 
 def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
-    """The command line; `--plan` defaults to the agent's file."""
+    """Reads the command line. `--plan` defaults to the agent's file."""
     parser = argparse.ArgumentParser(prog="python -m cost_aware_trainer", description="One rank of a training run.")
     parser.add_argument("--plan", type=Path, default=os.environ.get(ENV_PLAN_FILE), help="the run plan, JSON")
     parser.add_argument("--steps-log", type=Path, help="append one JSON line a step to this file (rank 0)")
@@ -60,15 +60,15 @@ def read_plan(path: Path, world_size: int) -> RunPlan:
     return plan
 
 
-def run_rank(options: argparse.Namespace, surroundings: Surroundings) -> RunResult:
+def run_rank(options: argparse.Namespace, environment: RankEnvironment) -> RunResult:
     """Runs this rank from plan to result.
 
     Raises:
         InvalidRunError: the run can never work.
     """
-    start = Stopwatch.of_start(surroundings.launch)
+    start = Stopwatch.of_start(environment.launch)
     plan = read_plan(Path(options.plan), int(os.environ.get("WORLD_SIZE", "1")))
-    stop_signal = StopSignal(surroundings)
+    stop_signal = StopSignal(environment)
     stop_signal.listen()
     rendezvous = Rendezvous.from_environment()
     ranks = rendezvous.join("first")
@@ -80,26 +80,26 @@ def run_rank(options: argparse.Namespace, surroundings: Surroundings) -> RunResu
     metrics.set_links(probe_links(ranks))
     steps_log = StepsLog(options.steps_log if ranks.is_first else None)
     try:
-        result = train(plan, ranks, surroundings, metrics, steps_log, stop_signal, succession, start)
+        result = train(plan, ranks, environment, metrics, steps_log, stop_signal, succession, start)
     finally:
         steps_log.close()
-    ranks.heart.close()
+    ranks.heartbeat.close()
     return result
 
 
 def train(
     plan: RunPlan,
     ranks: Ranks,
-    surroundings: Surroundings,
+    environment: RankEnvironment,
     metrics: RankMetrics,
     steps_log: StepsLog,
     stop_signal: StopSignal,
     succession: Succession,
     start: Stopwatch,
 ) -> RunResult:
-    """Trains; what all ranks fail of together becomes a FAILED result instead of a traceback."""
+    """Trains. A failure that all ranks share becomes a FAILED result instead of a traceback."""
     try:
-        trainer = Trainer(plan, ranks, surroundings, metrics, steps_log, stop_signal.is_set, succession, start)
+        trainer = Trainer(plan, ranks, environment, metrics, steps_log, stop_signal.is_set, succession, start)
     except CheckpointError as error:
         return RunResult(outcome=AgentPhase.FAILED, total_steps=plan.steps, message=str(error))
     try:
@@ -110,23 +110,23 @@ def train(
 
 @record
 def main(arguments: list[str] | None = None) -> int:
-    """Returns 0 for a run that completed or stopped as asked, EXIT_INVALID for an impossible one, 1 for a failure."""
+    """Runs a rank. Returns 0 for a run that completed or stopped as asked, EXIT_INVALID for an impossible one, 1 for a failure."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     if torch.cuda.is_available():
         torch.set_float32_matmul_precision("high")
-    # Modules stay: a collection, as after each change of the layout, need not look at them.
+    # Modules stay for good, so garbage collections, as after each change of the layout, need not look at them.
     gc.freeze()
     options = parse_arguments(arguments)
-    surroundings = Surroundings.from_environment()
+    environment = RankEnvironment.from_environment()
     try:
-        result = run_rank(options, surroundings)
+        result = run_rank(options, environment)
     except InvalidRunError as error:
         # Every rank says it: torchrun ends the others as soon as the first one exits.
-        surroundings.write_result(RunResult(outcome=AgentPhase.INVALID, message=str(error)))
+        environment.write_result(RunResult(outcome=AgentPhase.INVALID, message=str(error)))
         print(f"invalid run: {error}", file=sys.stderr, flush=True)
         return EXIT_INVALID
     if os.environ.get("LOCAL_RANK", "0") == "0":
-        surroundings.write_result(result)
+        environment.write_result(result)
     if result.outcome is AgentPhase.FAILED:
         print(f"failed: {result.message}", file=sys.stderr, flush=True)
         return 1

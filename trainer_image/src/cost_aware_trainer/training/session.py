@@ -1,4 +1,4 @@
-"""Your own model in a run that can be stopped, moved, and resumed under any number of replicas. See docs/trainer.md.
+"""Session for your own model, in a run that can be stopped, moved, and resumed under any number of replicas. See docs/trainer.md.
 
 Example:
     with TrainingSession(model, optimizer, folder=…, samples=len(images), global_samples=32, steps=500) as session:
@@ -33,15 +33,16 @@ from cost_aware_trainer.contract import (
     Phase,
     RunResult,
 )
-from cost_aware_trainer.contract.rank_environment import StepsLog, StopSignal, Surroundings
-from cost_aware_trainer.data.samples import SampleOrder, Shard, add_checksums, checksum, checksum_text
+from cost_aware_trainer.contract.rank_environment import RankEnvironment, StepsLog, StopSignal
+from cost_aware_trainer.data.samples import SampleOrder, Shard, add_checksums, checksum
 from cost_aware_trainer.distributed.collectives import Ranks, Rendezvous, StepVote, combine, combine_bytes, disconnect
-from cost_aware_trainer.distributed.gradients import DataSum, Held
+from cost_aware_trainer.distributed.gradients import DataSum, HeldParameter
 from cost_aware_trainer.distributed.layout import Box
 from cost_aware_trainer.distributed.mesh import data_mesh
 from cost_aware_trainer.distributed.stragglers import WorkMeter, book_straggler_wait
-from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError, RunProgress
+from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError
 from cost_aware_trainer.state.manifests import RunFacts
+from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.saves import PeriodicSaves
 from cost_aware_trainer.state.session_state import WholeChecksums, allocate_state, whole_parts
 from cost_aware_trainer.state.validation import InvalidRunError
@@ -49,6 +50,7 @@ from cost_aware_trainer.telemetry.launch_stages import Stopwatch
 from cost_aware_trainer.telemetry.metrics import RankMetrics, peak_memory_bytes
 from cost_aware_trainer.telemetry.phases import PhaseClock
 from cost_aware_trainer.telemetry.traffic import Axis
+from cost_aware_trainer.training.step_report import StepReport, run_result
 
 logger = logging.getLogger(__name__)
 
@@ -56,28 +58,29 @@ Batch = TypeVar("Batch")
 
 
 class DivergedSessionError(RuntimeError):
-    """The loss or the gradient is no longer a finite number; the last checkpoint is kept."""
+    """Loss or gradient that is no longer a finite number. The last checkpoint is kept."""
 
 
 class TrainingSession:
-    """One rank of a data-parallel run of a user's own model, from its checkpoint to its result.
+    """Session of one rank in a data-parallel run of a user's own model, from its checkpoint to its result.
 
-    Every rank builds the same model and optimizer; rank 0's weights count. The loss is a *sum* over samples; it is divided
-    by `global_samples` here, and gradients are summed over replicas, so that no degree enters into what is trained.
+    Every rank builds the same model and optimizer; rank 0's weights count. The loss is a *sum* over samples. The session
+    divides it by `global_samples` and sums gradients over replicas, so the result does not depend on their number.
 
     Args:
         model: on any device; it is moved to the rank's own before the optimizer's state exists.
-        optimizer: of the model's parameters, whose state are tensors; not stepped yet.
-        folder: where the run is saved, shared by all nodes; its parent must exist.
-        samples: how many there are; `batches` asks for them by index.
+        optimizer: of the model's parameters, with tensors as its state; not stepped yet.
+        folder: folder of the checkpoints, shared by all nodes; its parent must exist.
+        samples: number of samples; `batches` asks for them by index.
         global_samples: samples of one step; a multiple of the number of ranks × `micro_batches`.
         steps: optimizer steps of the whole run.
-        seed: determines the order of the samples.
-        micro_batches: calls of `backward` in a step, on each rank.
-        learning_rate: the rate of a step (from 1), if it changes; a pure function, so that there is nothing to save.
-        clip_norm: the largest gradient norm that is not scaled down.
-        interval_seconds: between periodic checkpoints, of which the newest `keep` stay.
-        data_fingerprint: what identifies the data; another one is refused when the run resumes.
+        seed: seed of the samples' order.
+        micro_batches: number of micro-batches, which is that of `backward` calls, in a step on each rank.
+        learning_rate: rate of a step (from 1), if it changes; a pure function, so that there is nothing to save.
+        clip_norm: largest gradient norm that is not scaled down.
+        interval_seconds: seconds between periodic checkpoints.
+        keep: number of newest checkpoints that stay.
+        data_fingerprint: text that identifies the data; a resumed run with another text is refused.
     """
 
     def __init__(
@@ -110,8 +113,8 @@ class TrainingSession:
             global_samples=global_samples,
             data_sha256=data_fingerprint or f"{samples} samples",
         )
-        self._surroundings = Surroundings.from_environment()
-        self._stop = StopSignal(self._surroundings)
+        self._environment = RankEnvironment.from_environment()
+        self._stop = StopSignal(self._environment)
         self._order = SampleOrder(samples, seed)
         self._progress = RunProgress()
         self._heldout_loss: float | None = None
@@ -119,8 +122,8 @@ class TrainingSession:
         self._stopped = False
 
     def __enter__(self) -> Self:
-        """Joins the other ranks and resumes from the newest checkpoint; a run that can never work exits with EXIT_INVALID."""
-        start = Stopwatch.of_start(self._surroundings.launch)
+        """Joins the other ranks and resumes from the newest checkpoint. A run that can never work exits with EXIT_INVALID."""
+        start = Stopwatch.of_start(self._environment.launch)
         try:
             self._check()
             self._stop.listen()
@@ -129,7 +132,7 @@ class TrainingSession:
             self._resume()
             start.end(LaunchStage.LOAD)
         except InvalidRunError as error:
-            self._surroundings.write_result(RunResult(outcome=AgentPhase.INVALID, message=str(error)))
+            self._environment.write_result(RunResult(outcome=AgentPhase.INVALID, message=str(error)))
             print(f"invalid run: {error}", file=sys.stderr, flush=True)
             sys.exit(EXIT_INVALID)
         self._stage_seconds = start.stage_seconds
@@ -140,7 +143,7 @@ class TrainingSession:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Leaves the result for the agent: completed, stopped with a checkpoint, or failed with its reason."""
+        """Writes the result for the agent: completed, stopped with a checkpoint, or failed with its reason."""
         self._checkpointer.close()
         self._data_sum.close()
         self._log.close()
@@ -153,10 +156,10 @@ class TrainingSession:
                 "" if is_complete else "stopped as asked, with a checkpoint",
             )
             disconnect()
-            self.ranks.heart.close()
+            self.ranks.heartbeat.close()
 
     def _beat(self, phase: Phase) -> None:
-        self.ranks.heart.beat(phase.value, self.step_number + 1)
+        self.ranks.heartbeat.beat(phase.value, self.step_number + 1)
 
     def _check(self) -> None:
         positive = {"samples": self._samples, "global_samples": self.global_samples, "steps": self.steps}
@@ -179,15 +182,15 @@ class TrainingSession:
         self.model.to(self.ranks.device)
         self._data_sum = DataSum(self._mesh, self._micro_batches)
         if self.ranks.size > 1:
-            self._data_sum.watch([held for held in self._held() if held.parameter.requires_grad])
+            self._data_sum.watch([held for held in self._parameters() if held.parameter.requires_grad])
         self._metrics = RankMetrics(self.ranks.rank)
         self._metrics.serve(self.ranks.local_rank)
         self._log = StepsLog(self._folder / "steps.jsonl" if self.ranks.is_first else None)
 
-    def _held(self) -> list[Held]:
-        """The model's parameters, each whole on every rank."""
+    def _parameters(self) -> list[HeldParameter]:
+        """Lists the model's parameters, each whole on every rank."""
         return [
-            Held(name, parameter, Box((0,) * parameter.ndim, tuple(parameter.shape)), is_copy=False)
+            HeldParameter(name, parameter, Box((0,) * parameter.ndim, tuple(parameter.shape)), is_copy=False)
             for name, parameter in self.model.named_parameters()
         ]
 
@@ -201,7 +204,7 @@ class TrainingSession:
         shapes = {part.name.removeprefix("model."): part.shape for part in parts if part.name.startswith("model.")}
         found = self._checkpointer.resume(parts, WholeChecksums(), shapes)
         if found:
-            self._progress = RunProgress(found.step, int(found.samples_checksum, 16), found.loss)
+            self._progress = RunProgress.saved_in(found)
         else:
             self.optimizer.state.clear()
             self._share(part.values for part in parts if part.name.startswith("model."))
@@ -212,41 +215,41 @@ class TrainingSession:
         self._metrics.set(Metric.TOTAL_STEPS, self.steps)
 
     def _share(self, tensors: Iterable[Tensor]) -> None:
-        """Gives every rank rank 0's values."""
+        """Copies rank 0's values to every rank."""
         if self.ranks.size > 1:
-            with self.ranks.heart.waiting():
+            with self.ranks.heartbeat.waiting():
                 for tensor in tensors:
                     dist.broadcast(tensor, src=0)
 
     @property
     def device(self) -> torch.device:
-        """Where this rank computes."""
+        """Device on which this rank computes."""
         return self.ranks.device
 
     @property
     def step_number(self) -> int:
-        """The last completed step; 0 before the first."""
+        """Last completed step; 0 before the first."""
         return self._progress.step
 
     @property
     def samples_checksum(self) -> str:
-        """An order-free hash over all samples that made the weights; the same for any degree and any stops."""
-        return checksum_text(self._progress.checksum)
+        """Order-free hash over all samples that made the weights; it depends neither on the number of replicas nor on stops."""
+        return self._progress.samples_checksum
 
     def batches(self, load: Callable[[NDArray[np.int64]], Batch]) -> Iterator[Batch]:
-        """This rank's micro-batches, until the last step or until the run is asked to stop at a boundary.
+        """Yields this rank's micro-batches, until the last step or until the run is asked to stop at a boundary.
 
-        `load` gets indices (samples of one micro-batch,) between 0 and `samples`; its time counts as data. Before each step
+        `load` gets indices (micro-batch,) from 0 to `samples` - 1; its time counts as data. Before each step
         torch's random numbers are seeded from the run's seed, the step and the rank.
 
         Raises:
             RuntimeError: the loop's body did not call `step` after the step's last micro-batch.
         """
-        micro_samples = self.global_samples // self.ranks.size // self._micro_batches
+        micro_batch = self.global_samples // self.ranks.size // self._micro_batches
         while self.step_number < self.steps and not self._stopped:
             before = self.step_number
             torch.manual_seed(hash((self._seed, before, self.ranks.rank)) & 0x7FFFFFFF)
-            for positions in self._shard.micro_batches(before, micro_samples):
+            for positions in self._shard.micro_batch_positions(before, micro_batch):
                 with self._clock.phase(Phase.DATA):
                     indices = self._order.at(positions)
                     self._trained = add_checksums(self._trained, checksum(positions, indices))
@@ -258,7 +261,7 @@ class TrainingSession:
                 )
 
     def backward(self, loss_sum: Tensor) -> None:
-        """The backward pass of one micro-batch's summed loss; replicas' gradients are summed meanwhile."""
+        """Runs the backward pass of one micro-batch's summed loss. Replicas' gradients are summed meanwhile."""
         if self._backwards == 0 and self.ranks.size > 1:
             self._data_sum.begin()
         self._backwards += 1
@@ -268,7 +271,7 @@ class TrainingSession:
     def step(self, loss_sum: Tensor | None = None) -> float:
         """Ends a step: applies the summed gradients, and saves or stops if that is due. Returns the mean loss.
 
-        `loss_sum` is the last micro-batch's, for a step that has not called `backward` for it.
+        `loss_sum` is the last micro-batch's summed loss, if `backward` was not called for it.
 
         Raises:
             DivergedSessionError: the loss or the gradient is not finite.
@@ -291,8 +294,7 @@ class TrainingSession:
         book_straggler_wait(self._clock, agreed.work_seconds_of, self._mesh.place, DegreesPlan(data=self.ranks.size))
         self._loss_sum, self._trained = 0.0, 0
         loss, norm = agreed.loss_sum / self.global_samples, self._update(agreed.loss_sum)
-        total = add_checksums(self._progress.checksum, agreed.checksum)
-        self._progress, self._stopped = RunProgress(self.step_number + 1, total, loss), agreed.wants_stop
+        self._progress, self._stopped = self._progress.advanced(agreed.checksum, loss), agreed.wants_stop
         if agreed.save_failed:
             self._saves.settle()
         is_last = self.step_number == self.steps
@@ -302,7 +304,7 @@ class TrainingSession:
         return loss
 
     def _update(self, loss_sum: float) -> float:
-        """Clips, sets the rate and applies the optimizer; the gradient's norm before clipping."""
+        """Clips gradients, sets the rate and applies the optimizer. Returns the gradient's norm before clipping."""
         step = self.step_number + 1
         with self._clock.phase(Phase.OPTIMIZER):
             norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm))
@@ -328,7 +330,7 @@ class TrainingSession:
         self.model.train(was_training)
 
     def sum(self, *values: float) -> list[float]:
-        """Sums over all ranks, of losses and counts for example; every rank must call it."""
+        """Sums values over all ranks, losses and counts for example. Every rank must call it."""
         return self.ranks.sum(list(values))
 
     def report_heldout_loss(self, loss: float) -> None:
@@ -341,58 +343,41 @@ class TrainingSession:
             # Each replica's buffers, a batch norm's statistics for example, have seen its own samples only.
             self._share(self.model.buffers())
             parts = whole_parts(self.model, self.optimizer)
-            self._saves.save(self._progress, self._surroundings.attempt, parts, WholeChecksums(), wait=wait)
+            self._saves.save(self._progress, self._environment.attempt, parts, WholeChecksums(), wait=wait)
 
     def _report(self, norm: float) -> None:
-        lap, progress = self._clock.lap(), self._progress
+        """Shows the step in this rank's metrics and, on rank 0, in the steps log."""
+        lap, traffic = self._clock.lap(), self._mesh.traffic
         self._work.end(lap)
-        sent_bytes = self._mesh.traffic.take_bytes()[Axis.DATA] + combine_bytes(self.ranks)
         stage_seconds, self._stage_seconds = self._stage_seconds, {}
         if stage_seconds:
             stage_seconds[LaunchStage.FIRST_STEP] = lap.step_seconds
-            self._metrics.set_stages(stage_seconds)
-        gauges = {
-            Metric.STEP: progress.step,
-            Metric.LOSS: progress.loss or 0.0,
-            Metric.GRADIENT_NORM: norm,
-            Metric.LEARNING_RATE: float(self.optimizer.param_groups[0]["lr"]),
-            Metric.MEMORY_BYTES: peak_memory_bytes(self.ranks.device),
-        }
-        for gauge, value in gauges.items():
-            self._metrics.set(gauge, value)
-        self._metrics.add(Metric.STEPS, 1)
-        self._metrics.add(Metric.SAMPLES, self.global_samples / self.ranks.size)
-        self._metrics.add(Metric.COMMUNICATION_BYTES, sent_bytes)
-        overlapped_seconds = self._mesh.traffic.overlap.take_seconds()
-        self._metrics.add(Metric.OVERLAPPED_SECONDS, overlapped_seconds)
-        self._metrics.add_lap(lap)
-        self._log.write(
-            {
-                "attempt": self._surroundings.attempt,
-                "step": progress.step,
-                "loss": progress.loss,
-                "heldout_loss": self._heldout_loss,
-                "sample_first": (progress.step - 1) * self.global_samples,
-                "sample_last": progress.step * self.global_samples - 1,
-                "step_seconds": lap.step_seconds,
-                "seconds": {phase.value: seconds for phase, seconds in lap.phase_seconds.items()},
-                "overlapped_seconds": overlapped_seconds,
-                **({"reconfiguration_seconds": stage_seconds} if stage_seconds else {}),
-                "bytes": {Axis.DATA.value: sent_bytes},
-            }
+        report = StepReport(
+            attempt=self._environment.attempt,
+            progress=self._progress,
+            lap=lap,
+            global_samples=self.global_samples,
+            samples=self.global_samples / self.ranks.size,
+            gradient_norm=norm,
+            learning_rate=float(self.optimizer.param_groups[0]["lr"]),
+            heldout_loss=self._heldout_loss,
+            memory_bytes=peak_memory_bytes(self.ranks.device),
+            sent_bytes={Axis.DATA: traffic.take_bytes()[Axis.DATA] + combine_bytes(self.ranks)},
+            overlapped_seconds=traffic.overlap.take_seconds(),
+            stage_seconds=stage_seconds,
         )
+        report.show(self._metrics)
+        self._log.write(report.log_entry())
 
     def _write_result(self, outcome: AgentPhase, message: str) -> None:
-        result = RunResult(
-            outcome=outcome,
-            step=self.step_number,
+        result = run_result(
+            outcome,
+            self._progress,
             total_steps=self.steps,
-            loss=self._progress.loss,
+            global_samples=self.global_samples,
             heldout_loss=self._heldout_loss,
-            samples=self.step_number * self.global_samples,
-            samples_checksum=self.samples_checksum,
-            message=message,
             save_seconds=self._saves.waited_seconds,
+            message=message,
         )
         if self.ranks.local_rank == 0:
-            self._surroundings.write_result(result)
+            self._environment.write_result(result)

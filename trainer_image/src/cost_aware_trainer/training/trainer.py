@@ -1,4 +1,4 @@
-"""One rank of a training run: from a plan to a result, step by step.
+"""Bundled trainer: one rank of a run, from a plan to a result, step by step.
 
 Started by torchrun, under the agent or by hand:
 
@@ -12,7 +12,7 @@ import gc
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from torch import Tensor
@@ -27,17 +27,18 @@ from cost_aware_trainer.contract import (
     RunPlan,
     RunResult,
 )
-from cost_aware_trainer.contract.rank_environment import StepsLog, Surroundings
+from cost_aware_trainer.contract.rank_environment import RankEnvironment, StepsLog
 from cost_aware_trainer.data.prefetch import Prefetcher
-from cost_aware_trainer.data.samples import SampleOrder, add_checksums, checksum, checksum_text
+from cost_aware_trainer.data.samples import SampleOrder, add_checksums, checksum
 from cost_aware_trainer.data.streaming import open_data
 from cost_aware_trainer.data.token_files import Corpus, DataError
 from cost_aware_trainer.distributed.collectives import Ranks, StepVote, combine, combine_bytes, disconnect
 from cost_aware_trainer.distributed.stragglers import WorkMeter
 from cost_aware_trainer.models.decoder import model_flops_per_token, parameter_shapes
-from cost_aware_trainer.state.checkpoint import Checkpointer, RunProgress
+from cost_aware_trainer.state.checkpoint import Checkpointer
 from cost_aware_trainer.state.manifests import RunFacts
 from cost_aware_trainer.state.memory.tier import MemoryTier
+from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.reconfigure import Carried, Succession, check_successor, hand_over
 from cost_aware_trainer.state.saves import PeriodicSaves
 from cost_aware_trainer.state.state import StatePart, residual_parts
@@ -47,24 +48,25 @@ from cost_aware_trainer.telemetry.metrics import RankMetrics, peak_memory_bytes
 from cost_aware_trainer.telemetry.phases import PhaseClock
 from cost_aware_trainer.telemetry.traffic import PHASE_OF, Axis
 from cost_aware_trainer.training.optimizer import learning_rate
-from cost_aware_trainer.training.rank_model import Arrangement
+from cost_aware_trainer.training.rank_model import RankModel
+from cost_aware_trainer.training.step_report import StepReport, run_result
 
 logger = logging.getLogger(__name__)
 
 
 class DivergedError(RuntimeError):
-    """The loss or the gradient is no longer a finite number."""
+    """Loss or gradient that is no longer a finite number."""
 
 
 def open_corpus(plan: RunPlan, ranks: Ranks) -> Corpus:
-    """Opens the plan's data on every rank; rank 0 verifies the hashes too.
+    """Opens the plan's data on every rank. Rank 0 also verifies the hashes.
 
     Raises:
         InvalidRunError: on all ranks, if any of them cannot use its data folder.
     """
     corpus, problem = None, ""
     try:
-        with ranks.heart.phase("fetch"):
+        with ranks.heartbeat.phase("fetch"):
             corpus = open_data(plan.data_folder, plan.model.sequence_length, verify_hashes=ranks.is_first)
     except DataError as error:
         problem = f"data_folder, rank {ranks.rank}: {error}"
@@ -75,7 +77,7 @@ def open_corpus(plan: RunPlan, ranks: Ranks) -> Corpus:
 
 
 class Trainer:
-    """All that one rank holds of a run.
+    """Trainer of a run on one rank.
 
     Raises (when built):
         InvalidRunError: data or checkpoints do not fit the plan.
@@ -86,7 +88,7 @@ class Trainer:
         self,
         plan: RunPlan,
         ranks: Ranks,
-        surroundings: Surroundings,
+        environment: RankEnvironment,
         metrics: RankMetrics,
         steps_log: StepsLog,
         wants_stop: Callable[[], bool],
@@ -94,16 +96,19 @@ class Trainer:
         start: Stopwatch | None = None,
     ) -> None:
         watch = start or Stopwatch()
-        self._plan, self._ranks, self._attempt = plan, ranks, surroundings.attempt
+        self._plan, self._ranks, self._attempt = plan, ranks, environment.attempt
         self._metrics, self._steps_log, self._wants_stop = metrics, steps_log, wants_stop
-        self._surroundings, self._succession = surroundings, succession
-        self._corpus = open_corpus(plan, ranks)
-        self._order = SampleOrder(self._corpus.windows, plan.seed)
+        self._environment, self._succession = environment, succession
+        self.corpus = open_corpus(plan, ranks)
+        """Data of the run."""
+        self._order = SampleOrder(self.corpus.windows, plan.seed)
         self._shapes = parameter_shapes(plan.model)
         self._flops_per_token = model_flops_per_token(plan.model)
-        self._arrangement = Arrangement(plan, ranks, self._shapes)
+        self.rank_model = RankModel(plan, ranks, self._shapes)
+        """Model of this rank under the present plan."""
         self._prefetcher = Prefetcher(self._read_tokens)
-        self._checkpointer = Checkpointer(plan.checkpoint, ranks, self._facts())
+        self.checkpointer = Checkpointer(plan.checkpoint, ranks, self._facts())
+        """Checkpoints of the run."""
         self._memory = MemoryTier(plan, ranks, self._facts())
         self._progress = RunProgress()
         self._heldout_loss: float | None = None
@@ -114,53 +119,54 @@ class Trainer:
         self._stage_seconds = watch.stage_seconds
         self._clock = PhaseClock(synchronise=ranks.synchronise, on_phase=self._beat)
         self._work = WorkMeter(self._clock)
-        self._saves = PeriodicSaves(self._checkpointer, ranks, metrics, plan.checkpoint.interval_seconds)
+        self.saves = PeriodicSaves(self.checkpointer, ranks, metrics, plan.checkpoint.interval_seconds)
+        """Periodic saves to those checkpoints."""
 
     def _beat(self, phase: Phase) -> None:
-        self._ranks.heart.beat(phase.value, self._progress.step + 1)
+        self._ranks.heartbeat.beat(phase.value, self._progress.step + 1)
 
     def _facts(self) -> RunFacts:
         return RunFacts(
             model=dataclasses.asdict(self._plan.model),
             seed=self._plan.seed,
             global_samples=self._plan.batch.global_samples,
-            data_sha256=self._corpus.manifest.train.sha256,
+            data_sha256=self.corpus.manifest.train.sha256,
         )
 
     def _resume(self) -> None:
-        self._checkpointer.check_folder()
-        arrangement = self._arrangement
-        self._progress = self._recalled(arrangement.parts()) or RunProgress()
+        self.checkpointer.check_folder()
+        rank_model = self.rank_model
+        self._progress = self._recalled(rank_model.parts()) or RunProgress()
         if not self._progress.step:
-            self._checkpointer.saved_step = 0
-            arrangement.initialise()
+            self.checkpointer.saved_step = 0
+            rank_model.initialise()
         step = self._progress.step
         if self._ranks.is_first:
             logger.info("resuming after step %d" if step else "no checkpoint, starting at step %d", step)
         self._metrics.set(Metric.RESUMED_STEP, step)
-        self._metrics.set(Metric.CHECKPOINT_STEP, self._checkpointer.saved_step)
+        self._metrics.set(Metric.CHECKPOINT_STEP, self.checkpointer.saved_step)
         self._metrics.set(Metric.STEP, self._progress.step)
         self._metrics.set(Metric.TOTAL_STEPS, self._plan.steps)
 
     def _recalled(self, parts: list[StatePart]) -> RunProgress | None:
-        """Fills `parts` from the newest good state, in the nodes' memory or on the volume; None where there is none."""
-        newest = self._checkpointer.saved_step = self._checkpointer.newest_step()
+        """Fills `parts` from the newest good state, in the nodes' memory or on the volume; None if there is none."""
+        newest = self.checkpointer.saved_step = self.checkpointer.newest_step()
         recalled = self._memory.resume(parts, newest)
         if recalled:
             return recalled
-        found = self._checkpointer.resume(parts, self._arrangement.checksums, self._shapes)
-        owed = self._checkpointer.take_residuals()
+        found = self.checkpointer.resume(parts, self.rank_model.checksums, self._shapes)
+        residuals = self.checkpointer.take_residuals()
         step = found.step if found else 0
-        # where the volume's newest turned out to be damaged, what is in memory may be newer than its newest good one
+        # if the volume's newest checkpoint is damaged, the copies in memory may be newer than its newest good one
         recalled = self._memory.resume(parts, step) if step < newest else None
         if recalled:
             return recalled
         self._memory.forget()
-        self._arrangement.owe(owed)
-        return RunProgress(found.step, int(found.samples_checksum, 16), found.loss) if found else None
+        self.rank_model.carry_residuals(residuals)
+        return RunProgress.saved_in(found) if found else None
 
     def run(self) -> RunResult:
-        """Trains until the last step or until any rank is asked to stop; a checkpoint of that step is then on disk.
+        """Trains until the last step, or until any rank is asked to stop. A checkpoint of that step is then on disk.
 
         Raises:
             DivergedError: loss or gradient are not finite; the last good checkpoint is kept.
@@ -169,69 +175,71 @@ class Trainer:
         try:
             stopped = False
             while self._progress.step < self._plan.steps and not stopped:
-                stopped = self._step()
+                stopped = self.step()
                 if self._is_superseded and not stopped and self._progress.step < self._plan.steps:
-                    self._reconfigure()
+                    self.reconfigure()
         finally:
-            self._checkpointer.close()
-            self._memory.close(is_complete=self._progress.step >= self._plan.steps)
-            self._prefetcher.close()
+            self.close()
         if self._progress.step < self._plan.steps:
             return self.result(AgentPhase.CHECKPOINTED, "stopped as asked, with a checkpoint")
         if self._heldout_loss is None:
             self._evaluate()
         return self.result(AgentPhase.COMPLETED)
 
+    def close(self) -> None:
+        """Waits for saves that are under way, and ends the threads. `run` does it itself."""
+        self.checkpointer.close()
+        self._memory.close(is_complete=self._progress.step >= self._plan.steps)
+        self._prefetcher.close()
+
     def result(self, outcome: AgentPhase, message: str = "") -> RunResult:
-        """The run's result as it stands."""
-        return RunResult(
-            outcome=outcome,
-            step=self._progress.step,
+        """Result of the run at its present step."""
+        return run_result(
+            outcome,
+            self._progress,
             total_steps=self._plan.steps,
-            loss=self._progress.loss,
+            global_samples=self._plan.batch.global_samples,
             heldout_loss=self._heldout_loss,
-            samples=self._progress.step * self._plan.batch.global_samples,
-            samples_checksum=checksum_text(self._progress.checksum),
+            save_seconds=self.saves.waited_seconds,
             message=message,
-            save_seconds=self._saves.waited_seconds,
         )
 
-    def _step(self) -> bool:
-        """One optimizer step on the global batch; True if the run is to stop after it."""
+    def step(self) -> bool:
+        """Trains one optimizer step on the global batch. Returns True if the run is to stop after it."""
         step = self._progress.step + 1
         vote = self._accumulate()
         with self._clock.phase(Phase.COMMUNICATION):
             agreed = combine(self._ranks, vote)
-        self._arrangement.book_straggler_wait(self._clock, agreed.work_seconds_of)
+        self.rank_model.book_straggler_wait(self._clock, agreed.work_seconds_of)
         loss = agreed.loss_sum / (self._plan.batch.global_samples * self._plan.model.sequence_length)
         gradient_norm = math.sqrt(agreed.squared_norm)
         rate = self._update(step, loss, gradient_norm)
-        self._progress = RunProgress(step, add_checksums(self._progress.checksum, agreed.checksum), loss)
+        self._progress = self._progress.advanced(agreed.checksum, loss)
         self._is_superseded = agreed.is_ready
         if agreed.save_failed:
-            self._saves.settle()
+            self.saves.settle()
         is_last = step == self._plan.steps
         if agreed.wants_stop or agreed.wants_checkpoint or is_last:
-            self._save(wait=agreed.wants_stop or is_last, stops=agreed.wants_stop and not is_last)
+            self.save(wait=agreed.wants_stop or is_last, stops=agreed.wants_stop and not is_last)
         if agreed.wants_copy and not (agreed.is_copying or agreed.wants_stop or is_last):
             with self._clock.phase(Phase.CHECKPOINT):
-                self._memory.save(self._progress, self._attempt, self._arrangement.parts())
+                self._memory.save(self._progress, self._attempt, self.rank_model.parts())
         if step % self._plan.evaluate_every_steps == 0 or is_last:
             self._evaluate()
         self._report(gradient_norm, rate)
         return agreed.wants_stop
 
     def _accumulate(self) -> StepVote:
-        """Forward and backward over this rank's share of the step, whose gradients are then summed over the ranks."""
-        arrangement, self._trained = self._arrangement, 0
-        loss_sum, squared_norm = arrangement.accumulate(self._progress.step + 1, self._micro_batches())
+        """Runs forward and backward over this rank's share of the step, and sums gradients over the ranks."""
+        rank_model, self._trained = self.rank_model, 0
+        loss_sum, squared_norm = rank_model.accumulate(self._progress.step + 1, self._read_batches())
         self._clock.settle()
-        for axis, seconds in arrangement.mesh.traffic.take_seconds().items():
+        for axis, seconds in rank_model.mesh.traffic.take_seconds().items():
             self._clock.move(Phase.COMPUTE, PHASE_OF[axis], seconds)
-        # of what a rank waits for its neighbours, the schedule explains this much; the rest is the sends themselves
-        bubble_seconds = arrangement.bubble_seconds(self._clock.booked(Phase.COMPUTE))
+        # the schedule explains this part of the waits for neighbours; the rest is the sends themselves
+        bubble_seconds = rank_model.bubble_seconds(self._clock.booked_seconds(Phase.COMPUTE))
         self._clock.move(Phase.PIPELINE_COMMUNICATION, Phase.PIPELINE_BUBBLE, bubble_seconds)
-        flags = self._wants_stop(), self._saves.is_due(), self._saves.has_failed(), self._next_plan() is not None
+        flags = self._wants_stop(), self.saves.is_due(), self.saves.has_failed(), self._next_plan() is not None
         return StepVote(
             loss_sum,
             self._trained,
@@ -242,31 +250,31 @@ class Trainer:
             self._work.seconds(),
         )
 
-    def _micro_batches(self) -> Iterator[Tensor]:
-        """This replica's samples of the step, read when they are needed, noting what is trained."""
-        arrangement = self._arrangement
-        for positions in arrangement.positions(self._progress.step):
+    def _read_batches(self) -> Iterator[Tensor]:
+        """Reads this replica's samples of the step when they are needed, and notes what is trained."""
+        rank_model = self.rank_model
+        for positions in rank_model.positions(self._progress.step):
             with self._clock.phase(Phase.DATA):
                 tokens = self._prefetcher.take((int(positions[0]), len(positions)))
-                if arrangement.reports:
+                if rank_model.reports:
                     self._trained = add_checksums(self._trained, checksum(positions, self._order.at(positions)))
             yield tokens
-        following = arrangement.positions(self._progress.step + 1)
+        following = rank_model.positions(self._progress.step + 1)
         self._prefetcher.ahead((int(positions[0]), len(positions)) for positions in following)
 
     def _read_tokens(self, samples: tuple[int, int]) -> Tensor:
-        """Reads the samples at so many positions from a first one on, for this rank's place."""
+        """Reads the samples at (first position, count), for this rank's place."""
         first, count = samples
         positions = np.arange(first, first + count, dtype=np.uint64)
-        return self._arrangement.tokens(self._corpus, self._order, positions)
+        return self.rank_model.tokens(self.corpus, self._order, positions)
 
     def _next_plan(self) -> Reconfiguration | None:
-        """The plan of a newer attempt, if this rank has seen one."""
+        """Plan of a newer attempt, if this rank has seen one."""
         newest = self._succession.newest() if self._succession else None
         return newest if newest and newest.attempt > self._attempt else None
 
-    def _reconfigure(self) -> None:
-        """Goes on under the newest plan, in the same process; the state travels from memory to memory.
+    def reconfigure(self) -> None:
+        """Goes on under the newest plan in the same process. The state travels from memory to memory.
 
         Raises:
             InvalidRunError: the plan is impossible; nothing has changed yet.
@@ -279,119 +287,105 @@ class Trainer:
         newest = Reconfiguration.from_document(self._ranks.broadcast_json(document))
         check_successor(self._plan, newest.plan, self._ranks.size)
         watch = Stopwatch(started_seconds)
-        self._saves.settle()
+        self.saves.settle()
         self._memory.leave()
         watch.end(LaunchStage.DRAIN)
-        residuals = self._arrangement.drain_residuals()
-        carried = Carried.of(self._plan, self._progress.step, self._arrangement.parts(), residuals)
-        # what was read ahead is for the old place
+        residuals = self.rank_model.drain_residuals()
+        carried = Carried.of(self._plan, self._progress.step, self.rank_model.parts(), residuals)
+        # samples that were read ahead are for the old place
         self._prefetcher.ahead(())
-        self._arrangement.close()
-        del self._arrangement
+        self.rank_model.close()
+        del self.rank_model
         watch.end(LaunchStage.SAVE)
         disconnect()
-        # What refers to itself in a circle would keep groups alive, and with them their threads.
+        # Objects that refer to each other in a circle would keep groups alive, and with them their threads.
         gc.collect()
         self._ranks = succession.rejoin(f"attempt-{newest.attempt}")
-        self._saves.join(self._ranks, newest.plan.checkpoint.interval_seconds)
+        self.saves.join(self._ranks, newest.plan.checkpoint.interval_seconds)
         self._memory.join(newest.plan, self._ranks)
-        self._arrangement = Arrangement(newest.plan, self._ranks, self._shapes)
+        self.rank_model = RankModel(newest.plan, self._ranks, self._shapes)
         watch.end(LaunchStage.REBUILD)
-        self._arrangement.owe(hand_over(carried, newest.plan, self._arrangement.parts(), self._shapes, self._ranks))
+        residuals = hand_over(carried, newest.plan, self.rank_model.parts(), self._shapes, self._ranks)
+        self.rank_model.carry_residuals(residuals)
         watch.end(LaunchStage.LOAD)
         self._plan, self._attempt = newest.plan, newest.attempt
         self._metrics.start_attempt(newest.attempt)
         self._metrics.set(Metric.RESUMED_STEP, self._progress.step)
         self._stage_seconds = watch.stage_seconds
-        self._ranks.heart.begin_anew()
-        # The steps' clock starts anew: this time belongs to none of them.
+        self._ranks.heartbeat.begin_anew()
+        # The steps' clock starts again: this time belongs to no step.
         self._clock.lap()
         self._work.end(None)
 
-    def _note_first_step(self, stage_seconds: dict[LaunchStage, float]) -> None:
-        """Says how long it took to get here, from the order on; in process, to the agent too."""
-        self._metrics.set_stages(stage_seconds)
-        if self._attempt == self._surroundings.attempt:
-            return
+    def _tell_reconfigured(self, stage_seconds: Mapping[LaunchStage, float]) -> None:
+        """Tells the agent how long it took from the order to the end of the first step, in the same process."""
         self._metrics.add(Metric.RECONFIGURATIONS, 1)
         seconds = {f"{stage.value}_seconds": value for stage, value in stage_seconds.items()}
         told = Reconfigured(attempt=self._attempt, step=self._progress.step, **seconds)
-        self._surroundings.write_reconfigured(told)
+        self._environment.write_reconfigured(told)
         if self._ranks.is_first:
             logger.info("attempt %d goes on in process after %.3f s", self._attempt, told.total_seconds)
 
     def _update(self, step: int, loss: float, norm: float) -> float:
-        """Clips, sets the rate and applies the step; returns the rate."""
+        """Clips gradients, sets the rate and applies the step; returns the rate."""
         with self._clock.phase(Phase.OPTIMIZER):
             if not math.isfinite(loss) or not math.isfinite(norm):
                 raise DivergedError(
                     f"step {step}: loss {loss}, gradient norm {norm}: not finite; the checkpoint of "
-                    f"step {self._checkpointer.saved_step} is kept; lower optimizer.learning_rate or warm up longer"
+                    f"step {self.checkpointer.saved_step} is kept; lower optimizer.learning_rate or warm up longer"
                 )
             rate = learning_rate(self._plan.optimizer, step, self._plan.steps)
-            self._arrangement.update(norm, rate)
+            self.rank_model.update(norm, rate)
         return rate
 
-    def _save(self, *, wait: bool, stops: bool = False) -> None:
-        """Saves; with what compression still owes where the ranks stop here, for only then nobody adds it to a next gradient."""
-        arrangement = self._arrangement
+    def save(self, *, wait: bool, stops: bool = False) -> None:
+        """Saves the state. If the ranks stop here, it includes residuals, because nobody adds them to a next gradient then."""
+        rank_model = self.rank_model
         with self._clock.phase(Phase.CHECKPOINT):
-            parts = arrangement.parts()
-            residuals = arrangement.drain_residuals() if stops else {}
+            parts = rank_model.parts()
+            residuals = rank_model.drain_residuals() if stops else {}
             parts += residual_parts(parts, residuals) if residuals else []
-            self._saves.save(self._progress, self._attempt, parts, arrangement.checksums, wait=wait)
+            self.saves.save(self._progress, self._attempt, parts, rank_model.checksums, wait=wait)
 
     def _evaluate(self) -> None:
         with self._clock.phase(Phase.EVALUATION):
-            self._heldout_loss = self._arrangement.heldout_loss(self._corpus)
-        # Evaluation has a phase of its own, whatever it waits for.
-        self._arrangement.mesh.traffic.take_seconds()
+            self._heldout_loss = self.rank_model.heldout_loss(self.corpus)
+        # Waits of an evaluation belong to its own phase.
+        self.rank_model.mesh.traffic.take_seconds()
         self._metrics.set(Metric.HELDOUT_LOSS, self._heldout_loss)
         if self._ranks.is_first:
             logger.info("step %d: held-out loss %.4f", self._progress.step, self._heldout_loss)
 
     def _report(self, gradient_norm: float, rate: float) -> None:
-        """Metrics of this rank; rank 0's line in the steps log."""
-        plan, progress = self._plan, self._progress
-        sent_bytes = self._arrangement.mesh.traffic.take_bytes()
+        """Shows the step in this rank's metrics and, on rank 0, in the steps log."""
+        plan, progress, traffic = self._plan, self._progress, self.rank_model.mesh.traffic
+        sent_bytes = traffic.take_bytes()
         sent_bytes[Axis.DATA] += combine_bytes(self._ranks)
         lap = self._clock.lap()
         self._work.end(lap)
         stage_seconds, self._stage_seconds = self._stage_seconds, {}
         if stage_seconds:
             stage_seconds[LaunchStage.FIRST_STEP] = lap.step_seconds
-            self._note_first_step(stage_seconds)
-        # Every sample counts on all ranks of its replica; over the run's ranks they add up to the global batch.
+        # Every sample counts on all ranks of its replica, so over the run's ranks they add up to the global batch.
         samples = plan.batch.global_samples / plan.degrees.ranks
-        gauges = {
-            Metric.STEP: progress.step,
-            Metric.LOSS: progress.loss or 0.0,
-            Metric.GRADIENT_NORM: gradient_norm,
-            Metric.LEARNING_RATE: rate,
-            Metric.MEMORY_BYTES: peak_memory_bytes(self._ranks.device),
-        }
-        for gauge, value in gauges.items():
-            self._metrics.set(gauge, value)
-        self._metrics.add(Metric.STEPS, 1)
-        self._metrics.add(Metric.SAMPLES, samples)
         tokens = samples * plan.model.sequence_length
-        self._metrics.add(Metric.TOKENS, tokens)
-        self._metrics.add(Metric.MODEL_FLOPS, tokens * self._flops_per_token)
-        self._metrics.add(Metric.COMMUNICATION_BYTES, sum(sent_bytes.values()))
-        overlapped_seconds = self._arrangement.mesh.traffic.overlap.take_seconds()
-        self._metrics.add(Metric.OVERLAPPED_SECONDS, overlapped_seconds)
-        self._metrics.add_lap(lap)
-        entry = {
-            "attempt": self._attempt,
-            "step": progress.step,
-            "loss": progress.loss,
-            "heldout_loss": self._heldout_loss if progress.step % plan.evaluate_every_steps == 0 else None,
-            "sample_first": (progress.step - 1) * plan.batch.global_samples,
-            "sample_last": progress.step * plan.batch.global_samples - 1,
-            "step_seconds": lap.step_seconds,
-            "seconds": {phase.value: seconds for phase, seconds in lap.phase_seconds.items()},
-            "overlapped_seconds": overlapped_seconds,
-            **({"reconfiguration_seconds": stage_seconds} if stage_seconds else {}),
-            "bytes": {axis.value: sent for axis, sent in sent_bytes.items()},
-        }
-        self._steps_log.write(entry)
+        report = StepReport(
+            attempt=self._attempt,
+            progress=progress,
+            lap=lap,
+            global_samples=plan.batch.global_samples,
+            samples=samples,
+            tokens=tokens,
+            model_flops=tokens * self._flops_per_token,
+            gradient_norm=gradient_norm,
+            learning_rate=rate,
+            heldout_loss=self._heldout_loss if progress.step % plan.evaluate_every_steps == 0 else None,
+            memory_bytes=peak_memory_bytes(self._ranks.device),
+            sent_bytes=sent_bytes,
+            overlapped_seconds=traffic.overlap.take_seconds(),
+            stage_seconds=stage_seconds,
+        )
+        report.show(self._metrics)
+        if stage_seconds and self._attempt != self._environment.attempt:
+            self._tell_reconfigured(stage_seconds)
+        self._steps_log.write(report.log_entry())

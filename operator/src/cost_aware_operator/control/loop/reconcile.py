@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from cost_aware_operator.api import KIND, MANAGER
 from cost_aware_operator.api.job import JobKey, JobReference, TrainingJob
 from cost_aware_operator.api.status import JobStatus
+from cost_aware_operator.control.loop.worker import about
 from cost_aware_operator.control.policy.decide import BLOCKED_SECONDS, decide, rejected
 from cost_aware_operator.control.policy.decision import Decision
 from cost_aware_operator.control.policy.shaping import DeleteJob, MakeJob, SetJob, Shaping, shaping_of
@@ -26,6 +27,7 @@ from cost_aware_operator.control.reading.reading import Reading
 from cost_aware_operator.control.reading.run_record import to_data
 from cost_aware_operator.control.reading.unreadable_record import RecordUnreadableError
 from cost_aware_operator.control.status.events import Event
+from cost_aware_operator.control.status.log_lines import log_lines
 from cost_aware_operator.control.status.outcome import told
 from cost_aware_operator.control.status.unreadable import told_unreadable, why_unreadable
 from cost_aware_operator.engines.cluster import ApiError, Cluster
@@ -33,8 +35,10 @@ from cost_aware_operator.planning.plan import Plan, Refusal
 from cost_aware_operator.sources.clock import Clock
 from cost_aware_operator.sources.metrics_source import Agents
 from cost_aware_operator.sources.rank_endpoints import token
-from cost_aware_operator.workload.job import indexed_job, secret, service
+from cost_aware_operator.workload.job import indexed_job
 from cost_aware_operator.workload.names import labels, owner_reference, record_name
+from cost_aware_operator.workload.secret import secret
+from cost_aware_operator.workload.service import service
 from cost_aware_trainer.contract import Release
 
 logger = logging.getLogger(__name__)
@@ -113,6 +117,9 @@ class Reconciler:
         status = answer.status.to_document()
         if status != job.status.to_document():
             await self._cluster.write_status(job.reference, status)
+        for line in log_lines(facts.record, decision, answer.events):
+            level = logging.WARNING if line.warning else logging.INFO
+            logger.log(level, line.message, extra={**line.fields, **about(job.key)})
         self._published(job, answer.status)
         await self._post(job.reference, job.generation, decision.record.attempt, answer.events, facts.now)
         if decision.delete_job:
@@ -124,7 +131,7 @@ class Reconciler:
         now, job = self._clock.now(), JobReference.to(document)
         written = told_unreadable(document, reason, message, now)
         if written is not None:
-            logger.error("%s: %s", job.key, message)
+            logger.error(message, extra={"reason": reason, **about(job.key)})
             await self._cluster.write_status(job, written.status)
             await self._post(job, document["metadata"].get("generation", 0), 0, written.events, now)
         return BLOCKED_SECONDS
@@ -155,7 +162,7 @@ class Reconciler:
         except ApiError as error:
             if error.status != 403:
                 raise
-            logger.warning("%s: pod %s may not be evicted: %s", job.key, name, error)
+            logger.warning("pod %s may not be evicted: %s", name, error, extra=about(job.key))
 
     async def _shape_pods(self, job: TrainingJob, facts: Facts, shaping: Shaping | None) -> Refusal | None:
         """Creates, suspends, resumes or deletes the Indexed Job and what it needs; returns what the API server refused."""

@@ -16,10 +16,15 @@ RECONCILE_TIMEOUT_SECONDS = 120.0
 
 
 class Reports(Protocol):
-    """Where workers report how it went."""
+    """A receiver of the workers' reports."""
 
     def reconciled(self, seconds: float, outcome: str) -> None:
         """One reconcile ended: `ok`, `conflict`, `api_error` or `error`."""
+
+
+def about(key: JobKey) -> dict[str, str]:
+    """Fields by which a log line says which job it is about."""
+    return {"namespace": key.namespace, "job": key.name}
 
 
 async def work(
@@ -37,13 +42,13 @@ async def work(
                 again = await reconcile(key)
         except ConflictError as error:
             outcome = "conflict"
-            logger.info("%s: somebody else wrote first, trying again: %s", key, error)
+            logger.info("somebody else wrote first, trying again: %s", error, extra=about(key))
         except (ApiError, TimeoutError) as error:
             outcome = "api_error"
-            logger.warning("%s: %s", key, error)
+            logger.warning("%s", error, extra=about(key))
         except Exception:
             outcome = "error"
-            logger.exception("%s: reconcile failed", key)
+            logger.exception("reconcile failed", extra=about(key))
         if outcome == "ok" and again is not None:
             queue.add_after(key, again)
         reports.reconciled(monotonic() - began, outcome)

@@ -31,7 +31,9 @@ class Wait:
     """Nothing to do yet."""
 
     reason: str
+    """One CamelCase word."""
     message: str
+    """What is waited for."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,9 @@ class Start:
     """All pods are up and the next attempt can begin."""
 
     members: dict[int, str]
+    """Uids of the pods that take part, by index."""
     why: str
+    """Why a new attempt begins."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,7 @@ class Tell:
     """The newest attempt stands, and some agents have not heard of it."""
 
     uids: tuple[str, ...]
+    """Uids of their pods."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,7 @@ class Complete:
     """The last step is done and saved."""
 
     result: RunResult | None
+    """What the run came to; None where no agent could tell."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,9 @@ class GiveUp:
     """Trying again cannot help."""
 
     reason: str
+    """One CamelCase word."""
     message: str
+    """What went wrong, and what may help."""
 
 
 Step = Wait | Start | Tell | Steady | Complete | GiveUp
@@ -180,7 +188,7 @@ def _changed(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
 
 
 def _untold(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
-    """The same pods as in the newest attempt, some of which have not heard of it: the operator died while telling them."""
+    """Pods of the newest attempt that have not heard of it: the operator died while telling them."""
     members = _members(facts, plan)
     if record.attempt == 0 or members != record.members:
         return None

@@ -15,7 +15,7 @@ from cost_aware_trainer.contract import Phase
 LEAST_SECONDS, MOST_SECONDS = 10.0, 1800.0
 """Bounds of an interval that nobody wrote: saves must be rarer than scrapes, and half an hour is much to lose."""
 UNKNOWN_SECONDS = 60.0
-"""Where neither a save was seen nor the size of the state is known."""
+"""Seconds between saves while neither a save was seen nor the size of the state is known."""
 
 
 def saves_seen(reading: Reading) -> Saves:
@@ -70,7 +70,7 @@ def _stall(reading: Reading, record: RunRecord, plan: Plan) -> tuple[float | Non
 
 
 def failures_per_hour(facts: Facts, record: RunRecord, plan: Plan) -> tuple[float, str]:
-    """Of all nodes together: what is known of such nodes, or what this job has met, where that is more."""
+    """Failures an hour of all nodes together, and why: as listed for such nodes, or as this job has met them if that is more."""
     nodes = [n for p in facts.pods if p.ended_at is None and (n := facts.nodes.get(p.node or "")) is not None]
     only_spot = plan.spot or facts.job.spec.nodes.capacity_type is CapacityType.SPOT
     spot = sum(n.spot for n in nodes) if nodes else plan.nodes * only_spot
@@ -85,7 +85,7 @@ def failures_per_hour(facts: Facts, record: RunRecord, plan: Plan) -> tuple[floa
 
 
 def interval_for(reading: Reading, record: RunRecord, plan: Plan, *, goes_on: bool) -> tuple[float, str]:
-    """The same for an attempt that ranks may go on to in their processes: with another interval they would have to start anew."""
+    """Interval and reason for an attempt that ranks may go on to in their processes: another interval would make them start anew."""
     order = reading.facts.order
     written = reading.facts.job.spec.checkpoint.interval_seconds is not None
     if goes_on and not written and order is not None and order.plan is not None and order.nodes == plan.nodes:

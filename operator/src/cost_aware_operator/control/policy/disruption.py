@@ -23,17 +23,21 @@ ENDING_TAINTS = (
 )
 """Put on a node that will be gone in seconds to minutes, by whoever takes it away."""
 ENDING_CONDITIONS = ("PreemptScheduled", "TerminateScheduled", "RedeployScheduled", "RebootScheduled")
-"""The same on AKS, by its node problem detector."""
+"""Conditions of such nodes on AKS, set by its node problem detector."""
 
 
 @dataclass(frozen=True)
 class Disruption:
-    """A pod on a node that ends. `evict` is False where it stays, and `message` says why."""
+    """A pod on a node that ends."""
 
     pod: PodView
+    """The pod."""
     evict: bool
+    """Whether it is moved; False where it stays."""
     reason: str
+    """One CamelCase word."""
     message: str
+    """What happens, and why."""
 
 
 def notice_of(node: NodeView) -> str:

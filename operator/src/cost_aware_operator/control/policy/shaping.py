@@ -14,6 +14,7 @@ class DeleteJob:
     """The Job goes with its pods; it is made anew when it has gone."""
 
     uid: str
+    """The Job's uid."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class MakeJob:
     """Secret, Service and Job are made by a plan."""
 
     plan: Plan
+    """The plan."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,11 @@ class SetJob:
     """The Job is suspended, resumed, or gets another number of pods."""
 
     suspend: bool
+    """Whether it shall have no pods."""
     active_deadline_seconds: int | None
+    """Seconds that its pods may be active; None for no limit."""
     completions: int | None
+    """Number of pods; None where the Job has none."""
 
 
 Shaping = DeleteJob | MakeJob | SetJob

@@ -1,4 +1,4 @@
-"""Everything one reconcile knows, gathered once; the decisions are functions of it."""
+"""Everything that one reconcile has gathered; decisions are functions of it."""
 
 from __future__ import annotations
 
@@ -20,46 +20,64 @@ class MissingClaim:
     """A PersistentVolumeClaim that the manifest names and the namespace lacks."""
 
     field: str
+    """The manifest's field."""
     name: str
+    """The claim's name."""
 
 
 @dataclass(frozen=True)
 class Unheard:
-    """A rank whose metrics are missing or cannot be true, why, and for how many seconds."""
+    """A rank whose metrics are missing or cannot be true."""
 
     rank: str
+    """The rank and its pod, as conditions name them."""
     why: str
+    """What is wrong."""
     seconds: float
+    """Seconds since the last sample that could be believed."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """One job's world at one moment.
-
-    `pods` holds the pods that exist, `departed` those whose deletion was watched and not yet accounted. `agents` and
-    `samples` are by pod uid and hold only who answered. `obstacle` names an object of a child's name that is not the job's.
-    `scrapes` is the recent history, newest last. `cluster_nodes` are looked up only while they may matter; None where that is not
-    so, or nodes may not be listed. `unheard` are ranks without metrics, or with some that cannot be true. `told_ends` are ends of
-    pods that vanished, by uid, as their agents have left word of them.
-    """
+    """One job's world at one moment, gathered once and never rewritten."""
 
     job: TrainingJob
+    """The manifest, with the status that was written last."""
     now: datetime
+    """The moment."""
     child: ChildJobView | None
+    """The Indexed Job; None where there is none of this job."""
     pods: tuple[PodView, ...]
+    """Pods that exist, by index and age."""
     departed: tuple[PodView, ...]
+    """Pods whose deletion was watched and which are not yet accounted."""
     nodes: Mapping[str, NodeView]
+    """Nodes under the pods, by name; those that may not be read are missing."""
     record: RunRecord
+    """The record as it is stored."""
     order: RunOrder | None
+    """The newest attempt's order."""
     result: RunResult | None
+    """What the run came to; None until it is complete."""
     prices: PriceBook
+    """Prices of today."""
     defaults: PodDefaults
+    """What the installation adds to every pod."""
     missing_claims: tuple[MissingClaim, ...] = ()
+    """Volumes that the manifest names and that are not there."""
     obstacle: str = ""
+    """What to say of an object of a child's name that is not the job's; empty where there is none."""
     agents: Mapping[str, AgentStatus] = field(default_factory=dict)
+    """Agents' answers by pod uid; agents that did not answer are missing."""
     samples: Mapping[str, tuple[RankSample, ...]] = field(default_factory=dict)
+    """Newest believable samples of the ranks, by pod uid."""
     scrapes: Sequence[Scrape] = ()
+    """The recent history of samples, newest last."""
     unheard: tuple[Unheard, ...] = ()
+    """Ranks without metrics that can be believed."""
     told_ends: Mapping[str, datetime] = field(default_factory=dict)
+    """Ends of pods that vanished unseen, by uid, as the agents left word of them."""
     cluster_nodes: tuple[NodeView, ...] | None = None
+    """Nodes where else pods could run, looked up only while they may matter; None otherwise, or where they may not be listed."""
     scrape_interval_seconds: float = 5.0
+    """Seconds between two looks at a job that trains."""

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Protocol
 
 from cost_aware_operator.adjusting.capacity import nodes_lost
 from cost_aware_operator.api.job import TrainingJob
@@ -14,6 +13,7 @@ from cost_aware_operator.api.spec import AdjustPolicy
 from cost_aware_operator.control.reading.believable import believed, left_result
 from cost_aware_operator.control.reading.facts import Facts, MissingClaim, Unheard
 from cost_aware_operator.control.reading.memory import Memory
+from cost_aware_operator.control.reading.nodes import Nodes
 from cost_aware_operator.control.reading.run_record import RunRecord, from_data
 from cost_aware_operator.control.reading.stragglers import stragglers_under
 from cost_aware_operator.control.reading.unreadable_record import RecordUnreadableError
@@ -27,73 +27,13 @@ from cost_aware_operator.sources.metrics_source import Agents, MetricsSource
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.names import labels, record_name
 from cost_aware_operator.workload.placement import could_take
-from cost_aware_operator.workload.usage import PodUse, pod_use, taken_by_others
-from cost_aware_operator.workload.views import NodeView, PodView, child_job_view, node_view, pod_view
+from cost_aware_operator.workload.usage import taken_by_others
+from cost_aware_operator.workload.views import NodeView, PodView, child_job_view, pod_view
 from cost_aware_trainer.contract import RunOrder, RunResult
 
 logger = logging.getLogger(__name__)
-NODE_SECONDS = 60.0
-"""How long a list of all nodes is believed."""
-OWN_NODE_SECONDS = 20.0
-"""How long what is known of a node under a pod is believed: a spot node is told of its end two minutes before, or half of one."""
-
 MOST_LOOKED_AT = 32
-"""Of how many nodes that could take a pod the others' pods are asked for; of further ones nothing is known to be taken."""
-
-
-class Nodes(Protocol):
-    """Nodes by name."""
-
-    async def get(self, name: str) -> NodeView | None:
-        """A node's labels."""
-
-    async def all(self, instance_types: tuple[str, ...]) -> tuple[NodeView, ...] | None:
-        """All nodes of some types; None where they may not be listed."""
-
-    async def uses(self, name: str) -> tuple[PodUse, ...] | None:
-        """What pods take of a node; None where they may not be listed."""
-
-
-class CachedNodes:
-    """Nodes, asked for three times a minute each."""
-
-    def __init__(self, cluster: Cluster, clock: Clock) -> None:
-        self._cluster = cluster
-        self._clock = clock
-        self._known: dict[str, tuple[float, NodeView | None]] = {}
-        self._listed: dict[tuple[str, ...], tuple[float, tuple[NodeView, ...] | None]] = {}
-        self._used: dict[str, tuple[float, tuple[PodUse, ...] | None]] = {}
-
-    async def get(self, name: str) -> NodeView | None:
-        """A node's labels; None where it may not be read or is gone and was never known."""
-        known = self._known.get(name)
-        if known is not None and self._clock.monotonic() - known[0] < OWN_NODE_SECONDS:
-            return known[1]
-        document = await self._cluster.node(name)
-        # a node that has gone is still the one whose price its pods were paid at
-        view = node_view(document) if document is not None else known[1] if known else None
-        self._known[name] = (self._clock.monotonic(), view)
-        return view
-
-    async def all(self, instance_types: tuple[str, ...]) -> tuple[NodeView, ...] | None:
-        """All nodes of some types, or of any; None where they may not be listed. Asked for once a minute."""
-        known = self._listed.get(instance_types)
-        if known is not None and self._clock.monotonic() - known[0] < NODE_SECONDS:
-            return known[1]
-        documents = await self._cluster.nodes(instance_types)
-        found = None if documents is None else tuple(node_view(document) for document in documents)
-        self._listed[instance_types] = (self._clock.monotonic(), found)
-        return found
-
-    async def uses(self, name: str) -> tuple[PodUse, ...] | None:
-        """What pods take of a node; None where pods of all namespaces may not be listed. Asked for once a minute."""
-        known = self._used.get(name)
-        if known is not None and self._clock.monotonic() - known[0] < NODE_SECONDS:
-            return known[1]
-        documents = await self._cluster.pods_on(name)
-        found = None if documents is None else tuple(map(pod_use, documents))
-        self._used[name] = (self._clock.monotonic(), found)
-        return found
+"""Number of candidate nodes whose other pods are listed. Further candidates are assumed empty."""
 
 
 class Gatherer:
@@ -180,7 +120,7 @@ class Gatherer:
     async def cluster_nodes(
         self, job: TrainingJob, record: RunRecord, memory: Memory, own: Iterable[NodeView], priority: int = 0
     ) -> tuple[NodeView, ...] | None:
-        """Where else pods could run, with what others take of it."""
+        """Nodes that pods could also run on, with what others take of them."""
         listed = await self._listed_nodes(job, record, memory, own)
         if listed is None or record.plan is None:
             return listed

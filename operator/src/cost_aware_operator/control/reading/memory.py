@@ -1,4 +1,4 @@
-"""What the operator remembers of a job between reconciles. All of it can be lost: it is gathered anew."""
+"""Memory of a job between reconciles. All of it can be lost: it is gathered again."""
 
 from __future__ import annotations
 
@@ -17,22 +17,30 @@ SCRAPES_KEPT = 13
 
 @dataclass
 class Memory:
-    """One job's."""
+    """One job's memory."""
 
     uid: str
+    """The job's uid; empty until it is known."""
     scrapes: deque[Scrape] = field(default_factory=lambda: deque(maxlen=SCRAPES_KEPT))
+    """The newest scrapes, oldest first."""
     samples: dict[str, tuple[RankSample, ...]] = field(default_factory=dict)
+    """The newest believable samples by pod uid."""
     unheard: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Ranks without a sample that can be believed, by name: since when, and why."""
     departed: dict[str, PodView] = field(default_factory=dict)
+    """Pods whose deletion was watched and which are not yet accounted, by uid."""
     saved: RunRecord | None = None
+    """The newest record; its ledger may be ahead of the stored one."""
     saved_at: float = float("-inf")
+    """When the record was written, in seconds of a clock that only grows."""
     dirty: bool = False
+    """Whether the record has changed since it was written."""
     record_version: str | None = None
+    """The stored record's resource version; None where none is stored."""
 
 
 class Memories:
-    """All jobs'; also where the pod watch leaves pods that were deleted."""
+    """Memories of all jobs, in which the pod watch also leaves pods that were deleted."""
 
     def __init__(self) -> None:
         self._by_key: dict[JobKey, Memory] = {}

@@ -1,4 +1,4 @@
-"""What must survive the operator: the newest attempt, who takes part in it, and the ledger. Kept in one ConfigMap."""
+"""The stored record of a run, in one ConfigMap: the newest attempt, its pods, its plan and the ledger."""
 
 from __future__ import annotations
 
@@ -24,70 +24,95 @@ class Considered(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     attempt: int
+    """The attempt that was running."""
     generation: int
+    """The manifest's generation."""
     at: datetime
+    """When the search was made."""
     reason: str
+    """Why nothing was changed, in one CamelCase word."""
     message: str
+    """The sentence with its figures."""
 
 
 class Saves(BaseModel):
-    """The checkpoints that were seen in one attempt, and what one of them blocks the ranks for, in the newest attempt that tells."""
+    """Checkpoints that were seen in one attempt."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     attempt: int = 0
+    """The attempt that they are counted in."""
     newest: int = 0
+    """The newest step that was saved."""
     count: int = 0
+    """How many were seen."""
     stall_seconds: float | None = None
+    """Seconds that one save blocks the ranks, in the newest attempt that tells; None until one does."""
 
 
 class Pace(BaseModel):
-    """What the ranks did in the newest whole window, under which plan (`plan_key`): known still when they cannot go on."""
+    """The newest whole window's measurements, which are needed when the ranks cannot go on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     plan: str
+    """The plan that was measured (`plan_key`)."""
     window: Window
+    """Its figures."""
 
 
 class RunRecord(BaseModel):
-    """Written before what it says is acted on: an operator that dies in between repeats the act, which is harmless.
+    """The run as it survives the operator.
 
-    `members` maps a pod's index to the uid that the newest attempt was started with; another uid there means that the attempt
-    has lost a pod. `newest_checkpoint` is the newest step known to be saved, `attempt_checkpoint` what it was when the
-    attempt began; `fruitless` counts attempts in a row that added none. `ended_at` is set once, when the run succeeded or,
-    with `failed` (reason, message), failed. `plan` is in force as long as what the manifest asks for has the hash
-    `planned_for`; `interruptions` counts attempts that were lost to failures, `interval_reason` says why the newest order
-    saves as often as it does. `drained` maps nodes that were about to end to the uid of the pod that was moved off. `pace` is
-    what the newest whole window measured. `baseline` is how the submitted plan did until the first change. `stopped`: the
-    newest attempt was ended by its owner or its budget, which is no failure. `changes` are those that the adjuster made,
-    oldest first, `barred` the plans (`plan_key`) that broke their promise or did not start.
+    It is written before what it says is acted on: an operator that dies in between repeats the act, which is harmless.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     attempt: int = 0
+    """Number of the newest attempt; 0 before the first."""
     attempt_at: datetime | None = None
+    """When the newest attempt began."""
     members: dict[int, str] = {}
+    """Uids of the newest attempt's pods by index; another uid there now means that the attempt has lost a pod."""
     started_at: datetime | None = None
+    """When the first attempt began."""
     newest_checkpoint: int = 0
+    """The newest step known to be saved."""
     attempt_checkpoint: int = 0
+    """The newest step known to be saved when the newest attempt began."""
     fruitless: int = 0
+    """Attempts in a row that added no checkpoint."""
     ended_at: datetime | None = None
+    """When the run succeeded or failed; set once."""
     failed: tuple[str, str] | None = None
+    """Reason and message of a run that failed."""
     plan: Plan | None = None
+    """The plan in force, as long as the manifest asks for what it was made for."""
     planned_for: str = ""
+    """Hash of what the manifest asked for when the plan was made."""
     changes: tuple[Change, ...] = ()
+    """Changes of plan that the adjuster made, oldest first."""
     barred: tuple[str, ...] = ()
+    """Plans (`plan_key`) that broke their promise or did not start, and are not tried again."""
     considered: Considered | None = None
+    """The newest search that changed nothing."""
     saves: Saves = Saves()
+    """Checkpoints that were seen."""
     pace: Pace | None = None
+    """Measurements of the newest whole window."""
     baseline: Baseline | None = None
+    """How the submitted plan did until the first change."""
     interruptions: int = 0
+    """Attempts that were lost to failures."""
     stopped: bool = False
+    """Whether the newest attempt was ended by its owner or its budget, which is no failure."""
     drained: dict[str, str] = {}
+    """Nodes that were about to end, with the uid of the pod that was moved off each."""
     interval_reason: str = ""
+    """Why the newest order saves as often as it does."""
     ledger: LedgerState = LedgerState()
+    """The books."""
 
 
 def to_data(record: RunRecord, order: RunOrder | None, result: RunResult | None) -> dict[str, str]:

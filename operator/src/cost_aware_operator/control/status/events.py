@@ -20,6 +20,8 @@ _BAD_WHEN_FALSE = (ConditionType.PLANNED, ConditionType.PRICE_KNOWN, ConditionTy
 class Event:
     """A Kubernetes event to post after the status is written."""
 
+    condition: ConditionType
+    """The condition that it is about."""
     warning: bool
     """Whether its type is Warning; Normal otherwise."""
     reason: str
@@ -40,7 +42,6 @@ def events_of(old: tuple[Condition, ...], new: tuple[Condition, ...]) -> tuple[E
         holds = condition.status is ConditionStatus.TRUE
         warning = (holds and condition.type in _BAD_WHEN_TRUE) or (not holds and condition.type in _BAD_WHEN_FALSE)
         warning = warning or condition.reason in ("ImagePullFailing", "NearlySpent")
-        events.append(
-            Event(warning, condition.reason, f"{condition.type.value}={condition.status.value}: {condition.message}")
-        )
+        message = f"{condition.type.value}={condition.status.value}: {condition.message}"
+        events.append(Event(condition.type, warning, condition.reason, message))
     return tuple(events)

@@ -23,7 +23,9 @@ class Unreadable:
     """What to write about a job: its whole status, and an event where the condition is new."""
 
     status: Mapping[str, Any]
+    """The whole status document."""
     events: tuple[Event, ...]
+    """One event where the condition is new."""
 
 
 def why_unreadable(document: Mapping[str, Any]) -> str:
@@ -74,7 +76,9 @@ def told_unreadable(document: Mapping[str, Any], reason: str, message: str, now:
     if status == old:
         return None
     known = (before.get("status"), before.get("reason")) == (ConditionStatus.FALSE, reason)
-    event = Event(True, reason, f"{ConditionType.PLANNED.value}={ConditionStatus.FALSE.value}: {message}")
+    event = Event(
+        ConditionType.PLANNED, True, reason, f"{ConditionType.PLANNED.value}={ConditionStatus.FALSE.value}: {message}"
+    )
     return Unreadable(status, () if known else (event,))
 
 

@@ -18,10 +18,12 @@ GRID = 96
 
 @dataclass(frozen=True)
 class LayerGradients:
-    """One layer's backward: the seconds until its gradients are made, and their bytes, whole ones."""
+    """One layer's part of the backward pass."""
 
     seconds: float
+    """Seconds until its gradients are made, counted from the end of the layer before."""
     size_bytes: int
+    """Bytes of its gradients, a whole number."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,13 @@ class Sent:
     """One bucket on the communication stream, in seconds since backward began."""
 
     size_bytes: float
+    """Bytes of the bucket."""
     ready: float
+    """Seconds at which its last gradient is made."""
     start: float
+    """Seconds at which sending begins."""
     end: float
+    """Seconds at which sending ends."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +45,11 @@ class Timeline:
     """Backward with its communication beside it."""
 
     bucket_bytes: float
+    """Bytes at which a bucket is closed."""
     backward_seconds: float
+    """Seconds of the backward pass."""
     sent: tuple[Sent, ...]
+    """Buckets in the order in which they were sent."""
 
     @property
     def communication_seconds(self) -> float:
@@ -61,15 +70,16 @@ class Timeline:
 
 @dataclass(frozen=True)
 class BucketAdvice:
-    """The bucket size to set and what it achieves, beside one bucket for all, one a layer, and any grouping whatever.
-
-    `bound_seconds` is the exposed time of the best grouping of consecutive layers, of one bucket size or not.
-    """
+    """The bucket size to set and what it achieves, beside the alternatives."""
 
     best: Timeline
+    """Timeline of the advised bucket size."""
     whole: Timeline
+    """Timeline of one bucket for all gradients."""
     per_layer: Timeline
+    """Timeline of one bucket for each layer."""
     bound_seconds: float
+    """Exposed seconds of the best grouping of consecutive layers, whether of one bucket size or not."""
 
     @property
     def bucket_mib(self) -> float:

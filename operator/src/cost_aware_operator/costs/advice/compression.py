@@ -33,19 +33,20 @@ BITS = {Compression.BF16: 16, Compression.INT8: 8, Compression.INT4: 4}
 
 @dataclass(frozen=True)
 class CompressionCost:
-    """One way to send one step's gradients.
-
-    `sent_bytes` are those that a rank sends, but for the first of two hops.
-    `quantise_seconds` occupy the accelerator and are never hidden; `exposed_seconds` are
-    communication after backward has ended. `residual_bytes` a rank are what error feedback would keep: one copy of the gradients.
-    """
+    """One way to send one step's gradients."""
 
     compression: Compression
+    """The way."""
     sent_bytes: float
+    """Bytes that one rank sends, without the first of two hops."""
     communication_seconds: float
+    """Seconds that communication takes."""
     exposed_seconds: float
+    """Seconds of communication after backward has ended."""
     quantise_seconds: float
+    """Seconds that compressing and restoring occupy the accelerator; never hidden."""
     residual_bytes: float
+    """Bytes a rank that error feedback would keep: one copy of the gradients."""
 
     @property
     def cost_seconds(self) -> float:
@@ -55,13 +56,18 @@ class CompressionCost:
 
 @dataclass(frozen=True)
 class CompressionAdvice:
-    """Whether to compress, and how. `saved_seconds` a step, 0 where the answer is no."""
+    """Whether to compress, and how."""
 
     use: Compression
+    """Compression to use; `NONE` where none pays."""
     saved_seconds: float
+    """Seconds saved in each step; 0 where the answer is no."""
     saved_usd: float
+    """Dollars saved in each step, over all nodes."""
     reason: str
+    """Why, with the figures that decided."""
     options: tuple[CompressionCost, ...]
+    """All ways that were compared, the uncompressed one first."""
 
     @property
     def pays(self) -> bool:

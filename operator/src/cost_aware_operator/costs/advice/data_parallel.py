@@ -19,28 +19,35 @@ BUCKET_BYTES = 25 * 2**20
 
 @dataclass(frozen=True)
 class ScalingCost:
-    """A run on `nodes` nodes beside the same run on one.
-
-    `efficiency` is speed-up over nodes. As every node is billed for as long as the run takes, it equals one node's dollars over
-    these: `cost_efficiency` in the seed's tables. `lost_usd` is what perfect scaling would not have cost.
-    """
+    """A run on some nodes, compared with the same run on one."""
 
     nodes: int
+    """Nodes of the run."""
     hours: float
+    """Hours of the run."""
     speedup: float
+    """Hours on one node over hours on these."""
     efficiency: float
+    """Speed-up over nodes. Every node is billed for as long as the run takes, so this equals one node's dollars over
+    these: `cost_efficiency` in the seed's tables."""
     total_usd: float
+    """Dollars of the run."""
     lost_usd: float
+    """Dollars that perfect scaling would not have cost."""
 
 
 @dataclass(frozen=True)
 class Synchronisation:
-    """Gradient synchronisation of one step, seconds. `slowed` is what hidden traffic takes from computation beside it."""
+    """Gradient synchronisation of one step, in seconds."""
 
     buckets: int
+    """Buckets sent."""
     total: float
+    """Seconds of all communication."""
     exposed: float
+    """Seconds of communication after backward has ended."""
     slowed: float
+    """Seconds that hidden traffic takes from computation beside it."""
 
     @property
     def hidden(self) -> float:
@@ -55,17 +62,18 @@ class Synchronisation:
 
 @dataclass(frozen=True)
 class BatchShare:
-    """The global batch over ranks, in sequences: `larger_ranks` ranks compute `larger`, the others `smaller`.
-
-    `micro_batches` are the passes of a rank with the larger share, in order. `efficiency` is the work over what all ranks could
-    have computed in the time of the busiest.
-    """
+    """The global batch shared out over ranks, in sequences."""
 
     ranks: int
+    """Ranks that share the batch."""
     larger: int
+    """Sequences of a rank with the larger share."""
     larger_ranks: int
+    """Ranks with the larger share."""
     smaller: int
+    """Sequences of every other rank."""
     micro_batches: tuple[int, ...]
+    """Sequences of each pass of a rank with the larger share, in order."""
 
     @property
     def global_batch(self) -> int:

@@ -16,11 +16,14 @@ from cost_aware_operator.costs.tables.hazards import STORAGE_LOSS_PER_HOUR
 
 @dataclass(frozen=True)
 class Choice:
-    """The cheapest strategy that is reliable enough, or none and why. `options` holds all, in the order they were given."""
+    """The cheapest strategy that is reliable enough."""
 
     best: StrategyCost | None
+    """The strategy; None where none will do."""
     reason: str
+    """Why this one, or why none."""
     options: tuple[StrategyCost, ...]
+    """All strategies, in the order in which they were priced."""
 
 
 class FaultToleranceAnalyzer:

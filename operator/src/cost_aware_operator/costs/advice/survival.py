@@ -29,40 +29,40 @@ class Strategy(StrEnum):
 
 @dataclass(frozen=True)
 class Run:
-    """What is to be protected.
-
-    Attributes:
-        nodes, hours: size, and productive hours without any failure.
-        node_hourly_usd: price of a node.
-        node_failures_per_hour: see `node_hazard`.
-        state_gb: weights and optimizer states of the run, 1e9 bytes.
-        restart_seconds: from a failure to ranks that could load: detection, a new node, images, rendezvous.
-        storage_gbytes_per_s: of durable storage, for the whole job.
-        storage_usd_per_gib_month: of the same.
-        network_gbytes_per_s: one direction of a node's network.
-        copy_gbytes_per_s: from accelerators to host memory, per node; bounds the blocking stall of an asynchronous save.
-        free_host_gb: host memory of a node for copies.
-        kept: checkpoints kept on storage.
-        data_replicas: unsharded data-parallel replicas of the state that exist anyway; 1 where the state is sharded.
-        usd_per_gb_between_nodes: 0 inside a zone; `prices.USD_PER_GB_BETWEEN_ZONES` where copies cross zones.
-        correlated_share: share of failures that hit all copies in memory. The default is an assumption without a source.
-    """
+    """A run to be protected against failures."""
 
     nodes: int
+    """Nodes of the run."""
     hours: float
+    """Productive hours, without any failure."""
     node_hourly_usd: float
+    """Dollars an hour of one node."""
     node_failures_per_hour: float
+    """Failures an hour of one node, see `node_hazard`."""
     state_gb: float
+    """Weights and optimizer states of the run, 1e9 bytes."""
     restart_seconds: float
+    """Seconds from a failure to ranks that could load: detection, a new node, images, rendezvous."""
     storage_gbytes_per_s: float
+    """Rate of durable storage for the whole job, 1e9 bytes a second."""
     storage_usd_per_gib_month: float
+    """Dollars for one GiB kept for a month on durable storage."""
     network_gbytes_per_s: float
+    """Network of one node, one direction, 1e9 bytes a second."""
     copy_gbytes_per_s: float
+    """Rate from accelerators to host memory of one node, 1e9 bytes a second; bounds the stall of an asynchronous
+    save."""
     free_host_gb: float
+    """Host memory of one node that is free for copies, 1e9 bytes."""
     kept: int = 2
+    """Checkpoints kept on storage."""
     data_replicas: int = 1
+    """Unsharded data-parallel replicas of the state that exist anyway; 1 where the state is sharded."""
     usd_per_gb_between_nodes: float = 0.0
+    """Dollars for 1e9 bytes between nodes: 0 inside a zone, `prices.USD_PER_GB_BETWEEN_ZONES` where copies cross
+    zones."""
     correlated_share: float = 0.01
+    """Share of failures that hit all copies in memory. The default is an assumption without a source."""
 
     def __post_init__(self) -> None:
         for name, largest in (("nodes", 10**6), ("kept", 10**4), ("data_replicas", 10**6)):
@@ -103,12 +103,16 @@ class Run:
 
 @dataclass(frozen=True)
 class Backing:
-    """Checkpoints on durable storage besides copies in memory; seconds. `losses_per_hour`: of all copies, which they make good."""
+    """Checkpoints on durable storage, besides copies in memory."""
 
     stall: float
+    """Seconds for which one save blocks training."""
     write: float
+    """Seconds until one save is whole."""
     recovery: float
+    """Seconds to recover from a save."""
     losses_per_hour: float
+    """Losses of all copies in memory an hour, which these checkpoints make good."""
 
     def interval(self, hours: float) -> float:
         """Seconds of work between two of them in a run of so many hours."""
@@ -127,46 +131,68 @@ class Backing:
 
 @dataclass(frozen=True)
 class StrategyCost:
-    """One strategy. `usd` is None where it cannot be done; `reason` then says why, with the nearest figure that would do.
-
-    `reliability` is the probability that the run never begins again. Seconds are per save (`stall`, `write`) and per failure
-    (`recovery`). `goodput` is productive hours over expected hours. `durable_interval_seconds` is what lies between checkpoints that
-    back copies in memory; None where nothing backs.
-    """
+    """One strategy and what it costs over a run."""
 
     strategy: Strategy
+    """The strategy."""
     detail: str
+    """Its settings in words."""
     reliability: float
+    """Probability that the run never begins again, 0 to 1."""
     interval_seconds: float
+    """Seconds of work between saves."""
     stall_seconds: float
+    """Seconds for which one save blocks training."""
     write_seconds: float
+    """Seconds until one save is whole."""
     recovery_seconds: float
+    """Seconds to recover from one failure."""
     memory_gb_per_node: float
+    """Host memory that copies take on one node, 1e9 bytes."""
     network_gb: float
+    """Bytes between nodes over the run, 1e9 bytes."""
     expected_failures: float
+    """Failures expected in the run."""
     goodput: float
+    """Productive hours over expected hours, 0 to 1."""
     hours: float | None
+    """Expected hours of the run; None where it would never end."""
     usd: float | None
+    """Expected dollars of the run; None where `reason` says why the strategy cannot be used."""
     recovery_usd: float | None
+    """Dollars of all nodes during recovery; None where the strategy cannot be used."""
     reason: str = ""
+    """Why the strategy cannot be used, with the nearest figure that would do; empty where it can."""
     durable_interval_seconds: float | None = None
+    """Seconds between checkpoints that back copies in memory; None where nothing backs them."""
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """How a strategy works, before its time is counted. `loss_per_hour`: at which rate the whole state is lost."""
+    """How a strategy works, before its time is counted."""
 
     strategy: Strategy
+    """The strategy."""
     detail: str
+    """Its settings in words."""
     stall: float
+    """Seconds for which one save blocks training."""
     write: float
+    """Seconds until one save is whole."""
     recovery: float
+    """Seconds to recover from one failure."""
     memory_gb: float
+    """Host memory that copies take on one node, 1e9 bytes."""
     sent_gb: float
+    """Bytes between nodes for one save, 1e9 bytes."""
     stored_gb: float
+    """Bytes kept on durable storage, 1e9 bytes."""
     loss_per_hour: float
+    """Losses of the whole state an hour."""
     reason: str = ""
+    """Why the strategy cannot be used; empty where it can."""
     backing: Backing | None = None
+    """Checkpoints that back copies in memory; None where nothing backs them."""
 
 
 def cost(run: Run, how: Mechanism) -> StrategyCost:

@@ -46,42 +46,58 @@ class Algorithm(StrEnum):
 
 @dataclass(frozen=True)
 class TopologyCost:
-    """One collective on one topology. `relative` is the seconds over those of the best topology."""
+    """One collective on one topology."""
 
     topology: Topology
+    """The topology."""
     seconds: float
+    """Seconds of the collective."""
     usd: float
+    """Dollars of all ranks while they communicate."""
     relative: float
+    """Seconds over those of the best topology; 1 is the best."""
 
 
 @dataclass(frozen=True)
 class AxisTraffic:
-    """What one parallel axis moves in a step: `times` collectives of `size_bytes`, of which a share `hidden` costs nothing."""
+    """Traffic of one parallel axis in a step."""
 
     axis: str
+    """Name of the axis."""
     degree: int
+    """Ranks along the axis."""
     collective: Collective
+    """Kind of collective."""
     size_bytes: float
+    """Bytes of one collective."""
     times: int
+    """Collectives in a step."""
     hidden: float = 0.0
+    """Share of the time that costs nothing, because computation hides it; 0 to 1."""
 
 
 @dataclass(frozen=True)
 class PlacedAxis:
-    """An axis in the order of ranks, the slowest level that it crosses, and its exposed seconds a step."""
+    """An axis at its place in the order of ranks."""
 
     axis: str
+    """Name of the axis."""
     stride: int
+    """Distance in rank numbers between neighbours along the axis."""
     level: Level
+    """Slowest level that the axis crosses."""
     seconds: float
+    """Exposed seconds a step."""
 
 
 @dataclass(frozen=True)
 class Assignment:
-    """Axes from the fastest-varying rank number to the slowest."""
+    """One order of the axes."""
 
     axes: tuple[PlacedAxis, ...]
+    """Axes from the fastest-varying rank number to the slowest."""
     seconds: float
+    """Exposed seconds a step of all axes."""
 
 
 @dataclass(frozen=True)
@@ -89,18 +105,25 @@ class Zone:
     """Nodes that could be had in one zone."""
 
     name: str
+    """Name of the zone."""
     nodes: int
+    """Most nodes that the zone has."""
     node_hourly_usd: float
+    """Dollars an hour of one node."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Nodes by zone. `usd` is nodes' time and traffic between zones over all steps."""
+    """One choice of nodes by zone."""
 
     nodes: tuple[tuple[str, int], ...]
+    """Nodes of each zone, by name of the zone."""
     step_seconds: float
+    """Seconds of one step."""
     compute_usd: float
+    """Dollars of the nodes over all steps."""
     egress_usd: float
+    """Dollars of traffic between zones over all steps."""
 
     @property
     def usd(self) -> float:

@@ -7,6 +7,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cost_aware_operator.costs.models.compute import Efficiency, Parameters
 from cost_aware_operator.costs.models.layout import Layout
 from cost_aware_operator.costs.models.model_parallel import DecoderShape
@@ -16,23 +19,32 @@ from cost_aware_operator.costs.models.predict import Machine, step_seconds
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One measured step; `weight` is how much it counts."""
+    """One measured step."""
 
     shape: DecoderShape
+    """The model."""
     machine: Machine
+    """The hardware."""
     layout: Layout
+    """How the model was laid out."""
     step_seconds: float
+    """Measured seconds of one step."""
     weight: float = 1.0
+    """How much the measurement counts in the fit; 1 is a usual one."""
 
 
 @dataclass(frozen=True)
 class Knob:
-    """One parameter of the fit: its bounds, and how far (in log units) it may move before data must insist."""
+    """One parameter of the fit, with its bounds."""
 
     name: str
+    """Dotted name of the parameter in `Parameters`."""
     low: float
+    """Smallest value allowed."""
     high: float
+    """Largest value allowed."""
     spread: float
+    """How far the value may move before data must insist, in log units."""
 
 
 KNOBS = (
@@ -68,11 +80,14 @@ TAIL = 0.10
 
 @dataclass(frozen=True)
 class Calibration:
-    """Refitted parameters, and how far predictions were off before and after, in percent of the measured step."""
+    """Refitted parameters and the errors they leave."""
 
     parameters: Parameters
+    """The refitted parameters."""
     median_error_before: float
+    """Median error of predicted steps before the fit, in percent of the measured step."""
     median_error_after: float
+    """Median error of predicted steps after the fit, in percent of the measured step."""
 
 
 def value(parameters: Parameters, name: str) -> float:
@@ -127,8 +142,8 @@ def calibrate(
     point, parameters = list(prior), start
     before = now = residuals(start)
     for _ in range(iterations):
-        rows = _jacobian(residuals, parameters, point, now, knobs)
-        step = _gauss_newton(rows, now, [o.weight for o in observations], point, prior, knobs, noise)
+        jacobian = _jacobian(residuals, parameters, point, now, knobs)
+        step = _gauss_newton(jacobian, now, [o.weight for o in observations], point, prior, knobs, noise)
         point = [min(max(x + s, math.log(k.low)), math.log(k.high)) for x, s, k in zip(point, step, knobs, strict=True)]
         parameters = changed(start, {k.name: math.exp(x) for k, x in zip(knobs, point, strict=True)})
         now = residuals(parameters)
@@ -141,16 +156,17 @@ def _jacobian(
     point: Sequence[float],
     now: Sequence[float],
     knobs: Sequence[Knob],
-) -> list[list[float]]:
-    columns = []
-    for knob, x in zip(knobs, point, strict=True):
-        moved = residuals(changed(parameters, {knob.name: math.exp(x + 0.02)}))
-        columns.append([(b - a) / 0.02 for a, b in zip(now, moved, strict=True)])
-    return columns
+) -> NDArray[np.float64]:
+    """Derivatives of the residuals, shape (observations, knobs), by steps of 2 % of each parameter."""
+    moved = [
+        residuals(changed(parameters, {knob.name: math.exp(x + 0.02)})) for knob, x in zip(knobs, point, strict=True)
+    ]
+    derivatives: NDArray[np.float64] = (np.array(moved).T - np.array(now)[:, None]) / 0.02
+    return derivatives
 
 
 def _gauss_newton(
-    columns: Sequence[Sequence[float]],
+    jacobian: NDArray[np.float64],
     now: Sequence[float],
     weights: Sequence[float],
     point: Sequence[float],
@@ -158,29 +174,14 @@ def _gauss_newton(
     knobs: Sequence[Knob],
     noise: float,
 ) -> list[float]:
-    pull = [w / noise**2 * min(1.0, TAIL / max(abs(r), 1e-9)) for w, r in zip(weights, now, strict=True)]
-    n = len(knobs)
-    weighted = [[p * c for p, c in zip(pull, column, strict=True)] for column in columns]
-    matrix = [[sum(map(float.__mul__, weighted[i], columns[j])) for j in range(n)] for i in range(n)]
-    right = [-sum(map(float.__mul__, weighted[i], now)) for i in range(n)]
-    for i, knob in enumerate(knobs):
-        matrix[i][i] += 1 / knob.spread**2
-        right[i] -= (point[i] - prior[i]) / knob.spread**2
-    return _solve(matrix, right)
-
-
-def _solve(matrix: list[list[float]], right: list[float]) -> list[float]:
-    """Gaussian elimination; the matrix is symmetric and positive definite, so no pivoting is needed."""
-    n = len(right)
-    for i in range(n):
-        for j in range(i + 1, n):
-            factor = matrix[j][i] / matrix[i][i]
-            if factor:
-                matrix[j] = [a - factor * b for a, b in zip(matrix[j], matrix[i], strict=True)]
-                right[j] -= factor * right[i]
-    for i in reversed(range(n)):
-        right[i] = (right[i] - sum(matrix[i][j] * right[j] for j in range(i + 1, n))) / matrix[i][i]
-    return right
+    """One step of every knob, in log units."""
+    residual, spread = np.array(now), np.array([knob.spread for knob in knobs])
+    pull = np.array(weights) / noise**2 * np.minimum(1.0, TAIL / np.maximum(np.abs(residual), 1e-9))
+    weighted = (jacobian * pull[:, None]).T
+    matrix = weighted @ jacobian + np.diag(1 / spread**2)
+    right = -weighted @ residual - (np.array(point) - np.array(prior)) / spread**2
+    step: list[float] = np.linalg.solve(matrix, right).tolist()
+    return step
 
 
 def _median_percent(residuals: Sequence[float]) -> float:

@@ -27,10 +27,12 @@ class Level(StrEnum):
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of one rank's connection: bytes a second that a collective reaches, and seconds a message waits."""
+    """One direction of one rank's connection."""
 
     bytes_per_second: float
+    """Bandwidth that a collective reaches, bytes a second; positive."""
     latency_seconds: float
+    """Seconds that a message waits; 0 or more."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.bytes_per_second) and self.bytes_per_second > 0):
@@ -81,7 +83,9 @@ class Path:
     """A link, or one link for each of many layouts."""
 
     bytes_per_second: Numbers
+    """Bandwidth that a collective reaches, bytes a second."""
     latency_seconds: Numbers
+    """Seconds that a message waits."""
 
     def send(self, size_bytes: Numbers) -> Numbers:
         """Point to point, seconds."""
@@ -102,13 +106,18 @@ class Path:
 
 @dataclass(frozen=True)
 class Fabric:
-    """The links under a job: `network` and `zone` are a whole node's share, which its ranks divide among themselves."""
+    """The links under a job."""
 
     ranks_per_node: int
+    """Ranks of one node."""
     node: Link
+    """Link of one rank inside its node."""
     network: Link
+    """Network of a whole node, which its ranks divide among themselves."""
     zone: Link | None = None
+    """Share of a whole node of the link between zones; None where all nodes stand in one zone."""
     nodes_per_zone: int | None = None
+    """Nodes of one zone; None where all nodes stand in one zone."""
 
     def group(self, size: Numbers, stride: Numbers = 1) -> Group:
         """`size` ranks, each `stride` after the one before, as laid out with ranks of one node numbered together."""
@@ -118,15 +127,19 @@ class Fabric:
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that communicate, `per_node` of them in each of `nodes` nodes; counts may be arrays, and then seconds are.
+    """Ranks that communicate with each other. Counts may be arrays; seconds then are arrays too.
 
     All groups of the same kind run at once, so a group that has k of a node's R ranks gets k/R of the node's network.
     """
 
     fabric: Fabric
+    """The links under the job."""
     size: Numbers
+    """Ranks of the group."""
     per_node: Numbers
+    """Ranks of the group in each of its nodes."""
     nodes: Numbers
+    """Nodes that the group spans."""
 
     @property
     def level(self) -> Level:

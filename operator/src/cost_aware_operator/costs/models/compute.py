@@ -25,55 +25,61 @@ class Efficiency:
     """Fractions of peak that large kernels reach on one generation."""
 
     matmul: float
+    """Fraction of peak that large matrix products reach."""
     attention: float
+    """Fraction of peak that attention kernels reach."""
 
 
 @dataclass(frozen=True)
 class Parameters:
-    """All that is fitted. Everything else is counted.
-
-    Attributes:
-        volta, ampere, hopper, blackwell, ada, cpu: fractions of peak by GPU generation.
-        hopper_attention: speed of attention kernels written for Hopper, relative to those written for Ampere.
-        fp8: speed of an fp8 product with its casts and scaling, relative to the fp8 peak times the generation's fraction.
-        memory: fraction of memory bandwidth that memory-bound kernels reach.
-        passes: times that each activation element which backward needs moves through memory in forward.
-        legacy_passes: the same for attention scores written to memory.
-        layer_seconds: host and launch cost of one layer's forward that is not hidden.
-        step_seconds: cost of a step that no other term covers: data, logging, loss reduction.
-        node_link, network: fraction of a link's rate that collectives reach.
-        node_latency_seconds, network_latency_seconds: alpha of each level.
-        tensor_overlap: share of tensor-parallel communication hidden behind products where the practice is to overlap.
-        reduction_overlap: share of a backward pass that can hide gradient reduction.
-        gather_overlap: share of compute that can hide weight gathers of ZeRO-3.
-        gather_slowdown: seconds that compute loses a second of hidden communication (shared memory and multiprocessors).
-        context_loss: growth of attention's time each time the context degree doubles: smaller kernels, partial results merged.
-        straggler: growth of a step each time the number of nodes doubles.
-    """
+    """All that is fitted. Everything else is counted."""
 
     volta: Efficiency = Efficiency(0.78, 0.25)
+    """Fractions of peak on Volta."""
     ampere: Efficiency = Efficiency(0.80, 0.40)
+    """Fractions of peak on Ampere."""
     hopper: Efficiency = Efficiency(0.75, 0.35)
+    """Fractions of peak on Hopper."""
     blackwell: Efficiency = Efficiency(0.65, 0.40)
+    """Fractions of peak on Blackwell."""
     ada: Efficiency = Efficiency(0.65, 0.40)
+    """Fractions of peak on Ada."""
     cpu: Efficiency = Efficiency(0.60, 0.30)
+    """Fractions of peak on CPU cores."""
     hopper_attention: float = 1.6
+    """Speed of attention kernels written for Hopper, relative to those written for Ampere."""
     fp8: float = 0.80
+    """Speed of an fp8 product with casts and scaling, relative to the fp8 peak times the generation's fraction."""
     memory: float = 0.80
+    """Fraction of memory bandwidth that memory-bound kernels reach."""
     passes: float = 2.0
+    """Times that each activation element which backward needs moves through memory in forward."""
     legacy_passes: float = 5.0
+    """Times that each attention score moves through memory, where kernels write the scores to memory."""
     layer_seconds: float = 5e-5
+    """Host and launch cost of one layer's forward that is not hidden, seconds."""
     step_seconds: float = 0.01
+    """Cost of a step that no other term covers, seconds: data, logging, loss reduction."""
     node_link: float = 0.75
+    """Fraction of a link's rate that collectives reach inside a node."""
     network: float = 0.75
+    """Fraction of the network's rate that collectives reach between nodes."""
     node_latency_seconds: float = 8e-6
+    """Latency (alpha) of one message inside a node."""
     network_latency_seconds: float = 2e-5
+    """Latency (alpha) of one message between nodes."""
     tensor_overlap: float = 0.3
+    """Share of tensor-parallel communication hidden behind products, where the practice is to overlap."""
     reduction_overlap: float = 0.7
+    """Share of a backward pass that can hide gradient reduction."""
     gather_overlap: float = 0.8
+    """Share of compute that can hide weight gathers of ZeRO-3."""
     gather_slowdown: float = 0.1
+    """Seconds that compute loses for each second of hidden communication: they share memory and multiprocessors."""
     straggler: float = 0.01
+    """Growth of a step each time the number of nodes doubles."""
     context_loss: float = 0.08
+    """Growth of attention's time each time the context degree doubles: smaller kernels, partial results merged."""
 
     def of(self, generation: AcceleratorGeneration) -> Efficiency:
         """Fractions of one generation; an unknown one is taken as Ampere."""
@@ -83,16 +89,18 @@ class Parameters:
 
 @dataclass(frozen=True)
 class LayerSeconds:
-    """Compute of one layer and micro-batch on one rank, in seconds; numbers, or arrays for many layouts.
-
-    `again` is what backward computes a second time, `weight` the part of backward that makes weight gradients.
-    """
+    """Compute of one layer and micro-batch on one rank, in seconds. Numbers, or arrays for many layouts."""
 
     forward: Numbers
+    """Seconds of the forward pass."""
     backward: Numbers
+    """Seconds of the backward pass, without recompute."""
     again: Numbers
+    """Seconds of forward work that backward computes a second time."""
     attention_forward: Numbers
+    """Seconds of attention within `forward`."""
     weight: Numbers
+    """Seconds of backward that make weight gradients."""
 
     @property
     def total(self) -> Numbers:
@@ -105,9 +113,13 @@ class Computer:
     """One accelerator under fitted parameters, at one precision."""
 
     accelerator: Accelerator
+    """The accelerator."""
     precision: NumberFormat
+    """Type in which matrix products are computed."""
     practice: Practice
+    """What the training framework does."""
     parameters: Parameters
+    """The fitted parameters."""
 
     def _flops_per_second(self) -> float:
         p, a = self.parameters, self.accelerator

@@ -25,19 +25,30 @@ class StateSharding(StrEnum):
 
 @dataclass(frozen=True)
 class Layout:
-    """Degrees and sizes. `micro_batch` and `global_batch` count sequences; `interleave` counts model chunks a stage."""
+    """How a run is laid out over ranks."""
 
     data: int
+    """Data-parallel degree: replicas of the model."""
     tensor: int
+    """Tensor-parallel degree: ranks that share each layer."""
     pipeline: int
+    """Pipeline stages."""
     context: int
+    """Context-parallel degree: ranks that share each sequence."""
     sharding: StateSharding
+    """State that data-parallel ranks share out."""
     interleave: int
+    """Model chunks of each pipeline stage; 1 is a plain pipeline."""
     recompute: Recompute
+    """Activations that backward computes again."""
     micro_batch: int
+    """Sequences that a replica computes at once."""
     global_batch: int
+    """Sequences of one step, over all replicas."""
     precision: NumberFormat
+    """Type in which matrix products are computed."""
     schedule: PipelineSchedule = PipelineSchedule.ONE_F_ONE_B
+    """Order of the pipeline's passes."""
 
     @property
     def ranks(self) -> int:
@@ -52,19 +63,33 @@ class Layout:
 
 @dataclass(frozen=True)
 class Layouts:
-    """Many layouts: counts as arrays of one length, everything else the same for all, as is whether `tensor` is above 1."""
+    """Many layouts: counts are arrays of one length, everything else is one value for all of them.
+
+    Whether `tensor` is above 1 must also be one answer for all.
+    """
 
     data: NDArray[Any]
+    """Data-parallel degree of each layout."""
     tensor: NDArray[Any]
+    """Tensor-parallel degree of each layout."""
     pipeline: NDArray[Any]
+    """Pipeline stages of each layout."""
     context: int
+    """Context-parallel degree of all layouts."""
     sharding: StateSharding
+    """State that data-parallel ranks share out."""
     interleave: NDArray[Any]
+    """Model chunks of each pipeline stage, for each layout."""
     recompute: Recompute
+    """Activations that backward computes again."""
     micro_batch: NDArray[Any]
+    """Sequences that a replica computes at once, for each layout."""
     global_batch: int
+    """Sequences of one step, over all replicas."""
     precision: NumberFormat
+    """Type in which matrix products are computed."""
     schedule: PipelineSchedule
+    """Order of the pipeline's passes."""
 
     @property
     def ranks(self) -> Any:
@@ -117,9 +142,13 @@ class Practice:
     """
 
     flash_attention: bool
+    """Whether attention is one fused kernel that never writes the score matrix."""
     sequence_parallel: bool
+    """Whether tensor ranks also share activations of layer norms, along the sequence."""
     overlapped_reduction: bool
+    """Whether gradients are reduced while backward runs."""
     hopper_attention: bool = False
+    """Whether attention kernels are those written for Hopper, where the GPU is one."""
 
     @classmethod
     def of(cls, layout: AnyLayout, generation: AcceleratorGeneration, *, gated_mlp: bool) -> Practice:

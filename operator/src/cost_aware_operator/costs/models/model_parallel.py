@@ -29,17 +29,26 @@ GPU_FRAMEWORK_GIB = 1.2
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """A decoder with grouped-query attention and a feed-forward layer, gated (Llama) or not (GPT)."""
+    """A decoder with grouped-query attention and a feed-forward layer."""
 
     layers: int
+    """Decoder layers."""
     hidden: int
+    """Channels of the residual stream."""
     heads: int
+    """Query heads."""
     kv_heads: int
+    """Key and value heads; fewer than `heads` under grouped-query attention."""
     ffn: int
+    """Width of the feed-forward layer."""
     sequence_length: int
+    """Tokens of one sequence."""
     vocabulary: int
+    """Entries of the vocabulary."""
     gated_mlp: bool = True
+    """Whether the feed-forward layer is gated (Llama) or not (GPT)."""
     tied_embeddings: bool = False
+    """Whether the head uses the embedding's weights."""
 
     @property
     def layer_parameters(self) -> int:
@@ -86,14 +95,20 @@ def activation_elements(
 
 @dataclass(frozen=True)
 class MemoryGib:
-    """Peak memory of one rank by what holds it."""
+    """Peak memory of one rank by what holds it, GiB."""
 
     weights: float
+    """GiB of weights in the precision of compute."""
     gradients: float
+    """GiB of gradients."""
     optimizer: float
+    """GiB of optimizer states, master weights included."""
     activations: float
+    """GiB of activations kept for backward, and of the layer in work."""
     logits: float
+    """GiB of the head's output and its gradient."""
     framework: float
+    """GiB of the process: torch, the GPU's context, communicators."""
 
     @property
     def total(self) -> float:
@@ -103,14 +118,20 @@ class MemoryGib:
 
 @dataclass(frozen=True)
 class StageMemory:
-    """GiB of one stage's ranks by what holds them; of one layout, or of many."""
+    """Memory of one stage's ranks by what holds it, GiB. Numbers, or arrays for many layouts."""
 
     weights: Numbers
+    """GiB of weights in the precision of compute."""
     gradients: Numbers
+    """GiB of gradients."""
     optimizer: Numbers
+    """GiB of optimizer states, master weights included."""
     activations: Numbers
+    """GiB of activations kept for backward, and of the layer in work."""
     logits: Numbers
+    """GiB of the head's output and its gradient; 0 but on the last stage."""
     framework: float
+    """GiB of the process: torch, the GPU's context, communicators."""
 
     @property
     def total(self) -> Numbers:

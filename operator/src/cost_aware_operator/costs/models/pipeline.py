@@ -21,11 +21,14 @@ class PipelineSchedule(StrEnum):
 
 @dataclass(frozen=True)
 class StageSeconds:
-    """One stage's forward and backward of one micro-batch; `weight` is the part of backward that only makes weight gradients."""
+    """One stage's pass of one micro-batch, in seconds."""
 
     forward: float
+    """Seconds of forward."""
     backward: float
+    """Seconds of backward."""
     weight: float = 0.0
+    """Seconds of backward that only make weight gradients."""
 
     @property
     def total(self) -> float:
@@ -35,10 +38,12 @@ class StageSeconds:
 
 @dataclass(frozen=True)
 class PipelineSeconds:
-    """A step's pipeline: the whole, and the part in which the busiest stage waits."""
+    """One step of a pipeline, in seconds."""
 
     total: float
+    """Seconds of the whole step."""
     bubble: float
+    """Seconds in which the busiest stage waits."""
 
     @property
     def fraction(self) -> float:
@@ -48,19 +53,22 @@ class PipelineSeconds:
 
 @dataclass(frozen=True)
 class StageRuns:
-    """Stages of three kinds: the first `highs` alike, then alike up to the last, then the last. Numbers or arrays.
-
-    `high`, `low` and `last` are seconds of one micro-batch's forward and backward; `ahead` is forward's share of them,
-    `weight` the share that only makes weight gradients.
-    """
+    """Stages of three kinds: the first `highs` alike, then alike up to the last, then the last. Numbers or arrays."""
 
     stages: Numbers
+    """Stages of the pipeline."""
     highs: Numbers
+    """Stages at the front that hold one layer more."""
     high: Numbers
+    """Seconds of one micro-batch's forward and backward on each of the first `highs` stages."""
     low: Numbers
+    """Seconds of one micro-batch's forward and backward on each stage between those and the last."""
     last: Numbers
+    """Seconds of one micro-batch's forward and backward on the last stage."""
     ahead: Numbers
+    """Forward's share of these seconds."""
     weight: Numbers = 0.0
+    """Share of these seconds that only makes weight gradients."""
 
     def seconds(self, index: Numbers) -> Numbers:
         """Of the stage at an index."""

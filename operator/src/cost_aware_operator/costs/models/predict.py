@@ -35,12 +35,16 @@ FORWARD = {Recompute.NONE: 1 / 3, Recompute.SELECTIVE: 1 / 3, Recompute.FULL: 1 
 
 @dataclass(frozen=True)
 class Machine:
-    """Accelerators in nodes. `link_gbytes_per_s`: one direction, one accelerator; `network_gbit_per_s`: the whole node."""
+    """Accelerators in nodes."""
 
     accelerator: Accelerator
+    """The accelerator."""
     gpus_per_node: int
+    """Accelerators of one node."""
     link_gbytes_per_s: float
+    """Link of one accelerator inside the node, one direction, 1e9 bytes a second."""
     network_gbit_per_s: float
+    """Network of the whole node, 1e9 bits a second."""
 
     def fabric(self, parameters: Parameters) -> Fabric:
         """Links at the rates that collectives reach."""
@@ -53,16 +57,24 @@ class Machine:
 
 @dataclass(frozen=True)
 class StepSeconds:
-    """`Breakdown` of one layout or of many, and what a budget needs beside it."""
+    """Seconds of one step by what takes them. Numbers, or arrays for many layouts."""
 
     compute: Numbers
+    """Seconds of arithmetic on the rank that works longest."""
     tensor_communication: Numbers
+    """Seconds of tensor-parallel collectives that computation does not hide."""
     pipeline_communication: Numbers
+    """Seconds of sends between stages that computation does not hide."""
     data_communication: Numbers
+    """Seconds of gradient reduction and weight gathers that computation does not hide."""
     context_communication: Numbers
+    """Seconds of context-parallel traffic that computation does not hide."""
     bubble: Numbers
+    """Seconds in which the stage that works longest waits for other stages."""
     optimizer: Numbers
+    """Seconds of the optimizer's update."""
     other: Numbers
+    """Seconds lost to stragglers, and the fixed cost of a step."""
 
     @property
     def total(self) -> Numbers:
@@ -81,16 +93,27 @@ class StepSeconds:
 
 @dataclass(frozen=True)
 class Breakdown(StepSeconds):
-    """Where a step's seconds go. Communication counts only what computation does not hide; the parts add up to the step."""
+    """Seconds of one layout's step by what takes them.
+
+    Communication counts only what computation does not hide. The parts add up to the step.
+    """
 
     compute: float
+    """Seconds of arithmetic on the rank that works longest."""
     tensor_communication: float
+    """Seconds of tensor-parallel collectives that computation does not hide."""
     pipeline_communication: float
+    """Seconds of sends between stages that computation does not hide."""
     data_communication: float
+    """Seconds of gradient reduction and weight gathers that computation does not hide."""
     context_communication: float
+    """Seconds of context-parallel traffic that computation does not hide."""
     bubble: float
+    """Seconds in which the stage that works longest waits for other stages."""
     optimizer: float
+    """Seconds of the optimizer's update."""
     other: float
+    """Seconds lost to stragglers, and the fixed cost of a step."""
 
     @property
     def total(self) -> float:
@@ -100,15 +123,22 @@ class Breakdown(StepSeconds):
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a layout would take. `reason` says why it is not feasible, and what would be."""
+    """Predicted step and memory of one layout."""
 
     step_seconds: float
+    """Seconds of one step."""
     memory_gib: float
+    """GiB that the fullest rank needs."""
     feasible: bool
+    """Whether the layout fits the batch, the model and the memory."""
     reason: str
+    """Why it is not feasible, and what would be; empty where it is."""
     tflops_per_gpu: float
+    """Model FLOPs of one accelerator, 1e12 a second, without recompute."""
     breakdown: Breakdown
+    """The step's seconds by what takes them."""
     memory: MemoryGib
+    """The fullest rank's GiB by what holds them."""
 
 
 def predict(shape: DecoderShape, machine: Machine, layout: Layout, parameters: Parameters = FITTED) -> Prediction:

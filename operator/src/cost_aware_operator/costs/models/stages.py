@@ -10,13 +10,18 @@ from cost_aware_operator.costs.elementwise import Numbers, ceil, least, most, wh
 
 @dataclass(frozen=True)
 class StageLayers:
-    """Layers of each stage: `high` on the first `highs`, `low` on those up to the last, `last` on the last."""
+    """Layers of each pipeline stage: `high` on the first `highs`, then `low`, then `last`. Numbers or arrays."""
 
     stages: Numbers
+    """Stages of the pipeline."""
     highs: Numbers
+    """Stages at the front that hold `high` layers."""
     high: Numbers
+    """Layers of each of the first `highs` stages."""
     low: Numbers
+    """Layers of each stage between those and the last."""
     last: Numbers
+    """Layers of the last stage."""
 
     @property
     def first(self) -> Numbers:

@@ -34,12 +34,16 @@ GPT2_VOCABULARY = 50_304
 
 @dataclass(frozen=True)
 class Question:
-    """One checked object, with the dotted names of what it left open."""
+    """One checked object of the request."""
 
     shape: DecoderShape
+    """The model."""
     machine: Machine
+    """The hardware."""
     layout: Layout
+    """The layout, completed."""
     assumed: dict[str, Any]
+    """Values assumed for what the object left open, by dotted name."""
 
 
 def answer(document: Any) -> list[dict[str, Any]]:

@@ -32,18 +32,22 @@ Counts = NDArray[Any]
 
 @dataclass(frozen=True)
 class Offer:
-    """Nodes of one kind at one price, `hourly_usd` a node. `name` is what a person would call it.
-
-    `management_hourly_usd` is the control plane's, whatever the nodes; `storage_usd_per_gib_month` what checkpoints lie on.
-    """
+    """Nodes of one kind at one price."""
 
     name: str
+    """Name that a person would call it by: the instance type, with ` spot` where it is spot."""
     machine: Machine
+    """Hardware of one node."""
     hourly_usd: float
+    """Dollars an hour of one node."""
     precision: NumberFormat
+    """Type in which matrix products are computed."""
     spot: bool = False
+    """Whether the nodes are bought as spot."""
     management_hourly_usd: float = 0.0
+    """Dollars an hour of the control plane, whatever the number of nodes."""
     storage_usd_per_gib_month: float = 0.0
+    """Dollars for one GiB kept for a month where checkpoints lie."""
 
     def __post_init__(self) -> None:
         positive(f"offer {self.name}: hourly_usd", self.hourly_usd, 1e6)
@@ -58,13 +62,18 @@ class Offer:
 
 @dataclass(frozen=True)
 class Work:
-    """What is to be trained; `checkpoints` of it are kept, and a node's memory holds `held_states` states for each of its ranks."""
+    """The training to be done."""
 
     shape: DecoderShape
+    """The model."""
     global_batch: int
+    """Sequences of one step."""
     steps: int
+    """Optimizer steps of the run."""
     checkpoints: int = 0
+    """Checkpoints kept on storage."""
     held_states: float = 0.0
+    """Copies of its state that a node's memory holds for each of its ranks."""
 
     def __post_init__(self) -> None:
         count("global_batch", self.global_batch)
@@ -85,22 +94,34 @@ class Work:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a plan may be. An empty tuple, or None, leaves a choice open."""
+    """Limits of a search. An empty tuple, or None, leaves a choice open."""
 
     nodes_min: int = 1
+    """Fewest nodes."""
     nodes_max: int = 1
+    """Most nodes."""
     data: tuple[int, ...] = ()
+    """Data-parallel degrees to try."""
     tensor: tuple[int, ...] = ()
+    """Tensor-parallel degrees to try."""
     pipeline: tuple[int, ...] = ()
+    """Numbers of pipeline stages to try."""
     micro_batch: tuple[int, ...] = ()
+    """Micro-batch sizes to try, in sequences."""
     shardings: tuple[StateSharding, ...] = tuple(StateSharding)
+    """State shardings to try; at least one."""
     recomputes: tuple[Recompute, ...] = tuple(Recompute)
+    """Kinds of recompute to try; at least one."""
     schedules: tuple[PipelineSchedule, ...] = tuple(PipelineSchedule)
+    """Pipeline schedules to try; at least one."""
     max_hourly_usd: float | None = None
+    """Dollars an hour that all nodes together may cost."""
     budget_usd: float | None = None
+    """Dollars that the whole run may cost."""
     deadline_seconds: float | None = None
+    """Seconds that the whole run may take."""
     memory_share: float = 1.0
-    """Of a rank's memory that a plan may be predicted to need."""
+    """Share of a rank's memory that a plan may be predicted to need, 0 to 1."""
     filled_pipelines: bool = False
     """Whether a pipeline takes as many micro-batches as it has stages, or more, as torch's 1F1B does."""
     whole_vocabulary_shards: bool = False

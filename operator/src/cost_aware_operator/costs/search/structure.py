@@ -16,27 +16,27 @@ HOURS_A_MONTH = 730.0
 
 @dataclass(frozen=True)
 class Terms:
-    """Prices and habits of a run that a prediction of one step does not know. All default to none of it.
-
-    Attributes:
-        checkpoint_seconds: what a checkpoint blocks training for, and `checkpoint_interval_seconds` of training between two.
-        input_share: share of a step in which ranks wait for data, on top of the predicted step.
-        goodput: productive share of time under failures, `StrategyCost.goodput`; what is lost is booked as management, as the
-            seed counts fault tolerance there.
-        stored_gib, storage_usd_per_gib_month: data and checkpoints kept during the run.
-        zone_gb_per_step, usd_per_gb: traffic between zones.
-        management_hourly_usd: control plane and monitoring, whatever the number of nodes.
-    """
+    """Prices and habits of a run that a prediction of one step does not know. All default to none of it."""
 
     checkpoint_seconds: float = 0.0
+    """Seconds for which one checkpoint blocks training."""
     checkpoint_interval_seconds: float | None = None
+    """Seconds of training between two checkpoints; None without checkpoints."""
     input_share: float = 0.0
+    """Share of a step in which ranks wait for data, on top of the predicted step."""
     goodput: float = 1.0
+    """Productive share of time under failures, as `StrategyCost.goodput`. What is lost is booked as management, as the
+    seed counts fault tolerance there."""
     stored_gib: float = 0.0
+    """GiB of data and checkpoints kept during the run."""
     storage_usd_per_gib_month: float | None = None
+    """Dollars for one GiB kept for a month; needed where GiB are stored."""
     zone_gb_per_step: float = 0.0
+    """Traffic between zones in one step, 1e9 bytes."""
     usd_per_gb: float = USD_PER_GB_BETWEEN_ZONES
+    """Dollars for 1e9 bytes between zones."""
     management_hourly_usd: float = 0.0
+    """Dollars an hour of control plane and monitoring, whatever the number of nodes."""
 
     def __post_init__(self) -> None:
         not_negative("checkpoint_seconds", self.checkpoint_seconds, 1e9)
@@ -83,19 +83,18 @@ def at_list_prices(terms: Terms, provider: str, storage: str) -> Terms:
 
 @dataclass(frozen=True)
 class CostStructure:
-    """Dollars by block. They add up to `total_usd`, and shares to 1.
-
-    `compute_usd`: arithmetic, optimizer, pipeline bubbles and what no other term covers, at the price of all nodes.
-    `communication_usd`: exposed communication at that price, and bytes between zones.
-    `storage_usd`: waiting for data and checkpoints at that price, and what is stored.
-    `management_usd`: time lost to failures at that price, and the control plane.
-    """
+    """Dollars of a whole run by block. They add up to `total_usd`, and shares to 1."""
 
     hours: float
+    """Hours of the whole run."""
     compute_usd: float
+    """Dollars of all nodes for arithmetic, optimizer, pipeline bubbles and what no other term covers."""
     communication_usd: float
+    """Dollars of all nodes for exposed communication, and of bytes between zones."""
     storage_usd: float
+    """Dollars of all nodes for waiting for data and checkpoints, and of what is stored."""
     management_usd: float
+    """Dollars of all nodes for time lost to failures, and of the control plane."""
 
     @property
     def total_usd(self) -> float:

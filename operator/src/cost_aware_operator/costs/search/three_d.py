@@ -49,27 +49,40 @@ class Need(StrEnum):
 
 @dataclass(frozen=True)
 class Columns:
-    """Predicted plans, one row each. `kind` counts into `KINDS`, `offer` into the offers asked for.
-
-    `productive_seconds` of a step compute or update weights; `usd` and `hours` are the whole run's, failures included.
-    """
+    """Predicted plans, one row each."""
 
     offer: Counts
+    """Index into the offers asked for."""
     kind: Counts
+    """Index into `KINDS`."""
     nodes: Counts
+    """Nodes of the run."""
     data: Counts
+    """Data-parallel degree."""
     tensor: Counts
+    """Tensor-parallel degree."""
     pipeline: Counts
+    """Pipeline stages."""
     micro_batch: Counts
+    """Sequences that a replica computes at once."""
     interleave: Counts
+    """Model chunks of each pipeline stage."""
     memory_gib: Floats
+    """GiB that the fullest rank needs."""
     step_seconds: Floats
+    """Seconds of one step."""
     productive_seconds: Floats
+    """Seconds of a step that compute or update weights."""
     bubble_seconds: Floats
+    """Seconds of a step that the pipeline's bubble takes."""
     communication_seconds: Floats
+    """Seconds of a step of communication that computation does not hide."""
     goodput: Floats
+    """Productive share of time under failures and checkpoints, 0 to 1."""
     hours: Floats
+    """Hours of the whole run, failures included."""
     usd: Floats
+    """Dollars of the whole run, failures included."""
 
     def __len__(self) -> int:
         return len(self.usd)
@@ -81,13 +94,18 @@ class Columns:
 
 @dataclass(frozen=True)
 class Shortfall:
-    """Why combinations were ruled out: how many, and what the nearest of them would have needed of what there is."""
+    """Why combinations were ruled out. Figures are GiB, dollars an hour, hours or dollars, as `need` says."""
 
     need: Need
+    """Limit that they break."""
     combinations: int
+    """Number of combinations ruled out."""
     nearest: float
+    """Least that one of them would have needed."""
     limit: float
+    """Most that there is."""
     nearest_layout: Layout | None = None
+    """Layout of that nearest combination; None where it is not told."""
 
 
 @dataclass(frozen=True)
@@ -95,12 +113,19 @@ class Ranking:
     """Every feasible plan, best first, and why the others are not."""
 
     columns: Columns
+    """The feasible plans, best first."""
     offers: tuple[Offer, ...]
+    """Offers that were asked for."""
     work: Work
+    """The training to be done."""
     objective: Objective
+    """Goal that the order follows: fewest dollars or least time."""
     shortfalls: tuple[Shortfall, ...]
+    """Why other combinations were ruled out."""
     combinations: int
+    """Number of combinations predicted."""
     parameters: Parameters
+    """Fitted parameters of the prediction."""
 
     def layout(self, row: int) -> Layout:
         """The layout of a row."""

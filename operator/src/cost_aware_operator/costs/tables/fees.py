@@ -16,12 +16,16 @@ UNITS = ("GB", "GiB-month", "hour")
 
 @dataclass(frozen=True)
 class Fee:
-    """Dollars for one `unit`: a GB (1e9 bytes) moved, a GiB kept for a month, an hour."""
+    """Price of one thing that a run pays beside its nodes."""
 
     usd: float
+    """Dollars for one `unit`."""
     unit: str
+    """What the price is for: GB (1e9 bytes moved), GiB-month (one GiB kept for a month) or hour."""
     as_of: str
+    """Date of the figure."""
     source: str
+    """Page or document that the figure is from."""
 
 
 def fee(provider: str, name: str) -> Fee:

@@ -39,24 +39,32 @@ class AcceleratorGeneration(StrEnum):
 
 @dataclass(frozen=True)
 class Accelerator:
-    """One accelerator and the node that it usually stands in.
-
-    `peak_tflops` is dense, in 1e12 operations a second, by precision; a precision without hardware is absent.
-    `link_gbytes_per_s` is one direction of one accelerator's link inside the node; `network_gbit_per_s` is the whole node's.
-    """
+    """One accelerator and the node that it usually stands in."""
 
     name: str
+    """Name in accelerators.csv."""
     generation: AcceleratorGeneration
+    """GPU generation; decides which fitted fractions of peak apply."""
     peak_tflops: Mapping[NumberFormat, float]
+    """Dense peak by precision, in 1e12 operations a second; a precision without hardware is absent."""
     memory_gib: float
+    """Memory of one accelerator, GiB."""
     memory_gbytes_per_s: float
+    """Memory bandwidth, 1e9 bytes a second."""
     power_watts: float | None
+    """Power of the board, watts; None where it is not known."""
     link: str
+    """Kind of link inside the node, such as NVLink4 or PCIe4."""
     link_gbytes_per_s: float
+    """Link of one accelerator inside the node, one direction, 1e9 bytes a second."""
     gpus_per_node: int
+    """Accelerators of the usual node."""
     network_gbit_per_s: float
+    """Network of the whole node, 1e9 bits a second."""
     as_of: str
+    """Date of the figures."""
     source: str
+    """Page or document that the figures are from."""
 
     def peak(self, precision: NumberFormat) -> float:
         """Dense peak in TFLOP/s.

@@ -32,8 +32,11 @@ class _Row:
     """One line of a CSV, with where it stands."""
 
     file: str
+    """Name of the file."""
     line: int
+    """Line number in the file, from 1."""
     values: Mapping[str, str | None]
+    """Cells by column name."""
 
     def fail(self, column: str, problem: str) -> PriceError:
         """An error that names file, row and column."""

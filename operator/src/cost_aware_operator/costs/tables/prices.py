@@ -25,11 +25,14 @@ class PriceError(ValueError):
 
 @dataclass(frozen=True)
 class Price:
-    """Dollars an hour of one whole node, with where the figure comes from."""
+    """Price of one whole node, with where the figure comes from."""
 
     hourly_usd: float
+    """Dollars an hour of one whole node."""
     source: str
+    """Page, document or file that the figure is from."""
     as_of: str
+    """Date of the figure, or `undated`."""
 
 
 @dataclass(frozen=True)
@@ -37,22 +40,33 @@ class Instance:
     """One instance type: what the planner needs of it, and its list prices."""
 
     name: str
+    """Instance type as the provider spells it."""
     provider: str
+    """Provider's short name, such as aws or gcp."""
     accelerators: int
+    """Accelerators of one node."""
     accelerator: str
+    """Name of the accelerator."""
     accelerator_memory_gib: float | None
+    """Memory of one accelerator, GiB; None where it is not known."""
     on_demand: Price | None
+    """List price on demand; None where it is not known."""
     spot: Price | None
+    """Typical spot price; None where it is not known."""
 
 
 @dataclass(frozen=True)
 class Override:
-    """One row of the operator's price ConfigMap. An absent `capacity_type` or `zone` matches any."""
+    """One row of the operator's price ConfigMap."""
 
     instance_type: str
+    """Instance type that the row prices."""
     price: Price
+    """Price of one node."""
     capacity_type: str | None = None
+    """`OnDemand` or `Spot`; None matches both."""
     zone: str | None = None
+    """Zone in which the price holds; None matches any."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +74,9 @@ class PriceBook:
     """Prices by instance type, overrides first."""
 
     instances: dict[str, Instance] = field(default_factory=dict)
+    """Shipped rows by instance type."""
     overrides: tuple[Override, ...] = ()
+    """Rows that win over the shipped ones; of equally specific rows, the first wins."""
 
     def knows(self, instance_type: str) -> bool:
         """Whether the type stands in the book or in an override."""

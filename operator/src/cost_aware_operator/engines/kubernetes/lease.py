@@ -11,7 +11,7 @@ from kubernetes.aio.leaderelection.leaderelectionrecord import LeaderElectionRec
 from kubernetes.aio.leaderelection.resourcelock.leaselock import LeaseLock
 
 TIMEOUT_SECONDS = 4.0
-"""Of one request: several must fit between two renewals and the Lease's end."""
+"""Seconds of one request: several must fit between two renewals and the Lease's end."""
 
 
 class Lease(LeaseLock):  # type: ignore[misc] # the client is not typed

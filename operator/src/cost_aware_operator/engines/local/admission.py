@@ -11,10 +11,16 @@ from cost_aware_operator.engines.local.store import Request
 
 @dataclass
 class _Rule:
+    """A rule of a test or a policy: what happens to a kind of call."""
+
     verb: str
+    """The call's verb."""
     kind: str
+    """The object's kind."""
     act: Callable[[Request], None]
+    """What is done before the call; it may raise."""
     times: int | None
+    """How often it holds; None for always."""
 
     def concerns(self, request: Request) -> bool:
         return self.times != 0 and request.verb == self.verb and request.key.kind == self.kind

@@ -38,11 +38,14 @@ _SERVER_S = (
 
 @dataclass(frozen=True, order=True)
 class ObjectKey:
-    """An object's identity; `namespace` is empty for one of the whole cluster."""
+    """An object's identity."""
 
     kind: str
+    """Its kind."""
     namespace: str
+    """Its namespace; empty for an object of the whole cluster."""
     name: str
+    """Its name; empty in a list's request."""
 
     @classmethod
     def of(cls, document: Mapping[str, Any]) -> ObjectKey:
@@ -56,21 +59,28 @@ class ObjectKey:
 
 @dataclass(frozen=True)
 class Request:
-    """A call to the store: get, list, create, replace, apply, status, patch, delete or evict. A list has no name."""
+    """One call to the store."""
 
     verb: str
+    """get, list, create, replace, apply, status, patch, delete or evict."""
     key: ObjectKey
+    """The object."""
     document: Mapping[str, Any] = field(default_factory=dict)
+    """What is written, or the options of a deletion."""
 
 
 @dataclass(frozen=True)
 class Write:
-    """A write that was made, or refused with an HTTP code; the object before and after it, None where there is none."""
+    """A write that was made or refused."""
 
     request: Request
+    """The call."""
     refused: int = 0
+    """The HTTP code of the refusal; 0 if it was made."""
     before: Mapping[str, Any] | None = None
+    """The object before it; None where there was none."""
     after: Mapping[str, Any] | None = None
+    """The object after it; None where there is none."""
 
 
 class Admission(Protocol):
@@ -82,8 +92,12 @@ class Admission(Protocol):
 
 @dataclass
 class _Stored:
+    """An object as it is kept."""
+
     document: dict[str, Any]
+    """The object."""
     owners: Owners
+    """Who owns which of its fields."""
 
 
 class ObjectStore:

@@ -12,8 +12,8 @@ from tests.support.factories.gathering import GIVEN, Api, Clock, Source, gathere
 
 from cost_aware_operator.adjusting.changes import Kind
 from cost_aware_operator.control.reading.believable import left_result
-from cost_aware_operator.control.reading.gather import NODE_SECONDS, OWN_NODE_SECONDS, CachedNodes
 from cost_aware_operator.control.reading.memory import Memory
+from cost_aware_operator.control.reading.nodes import NODE_SECONDS, OWN_NODE_SECONDS, CachedNodes
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.sources.metrics_source import Answers

@@ -1,7 +1,7 @@
 """Numbers in few bits: 8 or 4 an element, and one scale for each block of elements.
 
-Quantisation is symmetric and to the nearest step, so it is the same on every machine. What rounding loses is not thrown
-away but left with the caller, who adds it to the next gradient (error feedback): over many steps nothing is lost.
+Quantisation is symmetric and to the nearest step, so it is equal on every machine. The rounding error is not thrown away:
+the caller gets it and adds it to the next gradient (error feedback), so that over many steps nothing is lost.
 """
 
 from __future__ import annotations
@@ -13,29 +13,28 @@ from torch import Tensor
 
 BLOCKS = {8: 256, 4: 32}
 """Elements that share a scale, by bits. An element far below its block's largest is sent only once its error has added up. With 7
-steps on either side of zero that is most of a block of 256, and the first steps' loss lags up to 3 % behind fp32's; with 32 it
-stays within 2 %. Blocks of 64 (8 bits) and 16 (4 bits) made no difference that stood out after 280 steps."""
+steps on either side of zero (4 bits) these are most of a block of 256, and the first steps' loss lags up to 3 % behind fp32's;
+with blocks of 32 it stays within 2 %. Blocks of 64 (8 bits) and 16 (4 bits) made no visible difference after 280 steps."""
 SCALE_BYTES = 2
-"""A scale is a bf16: it has fp32's range, which gradients need more than digits."""
+"""Bytes of a scale, which is a bf16: it has fp32's range, which gradients need more than digits."""
 
 _SMALLEST_SCALE = 1.2e-38
-"""Below it the reciprocal overflows; such a block is sent as zeros, and its values wait until they have added up."""
+"""Smallest scale whose reciprocal does not overflow. A block below it is sent as zeros, and its values wait until they have added
+up."""
 
 
 @dataclass(frozen=True)
 class BlockCodec:
-    """Turns rows of fp32 into rows of bytes and back: first the codes, then the scales of the row's blocks.
-
-    Args:
-        bits: 8 or 4 an element; of 4 bits, two elements share a byte.
-        block: elements that share a scale; even; 0 for what `BLOCKS` says.
+    """Codec between rows of fp32 and rows of bytes: first the codes, then the scales of the row's blocks.
 
     Raises:
         ValueError: other bits, or an odd block.
     """
 
     bits: int
+    """Bits of an element: 8, or 4, of which two elements share a byte."""
     block: int = 0
+    """Elements that share a scale; even; 0 for the number in `BLOCKS`."""
 
     def __post_init__(self) -> None:
         if self.bits not in (4, 8):
@@ -47,11 +46,11 @@ class BlockCodec:
 
     @property
     def largest_code(self) -> int:
-        """Codes lie between this number and its negative: 127 or 7."""
+        """Largest code, 127 or 7. Codes lie between it and its negative."""
         return int(2 ** (self.bits - 1)) - 1
 
     def padded(self, elements: int) -> int:
-        """The next multiple of a block."""
+        """Next multiple of a block."""
         return -(-elements // self.block) * self.block
 
     def row_bytes(self, elements: int) -> int:
@@ -61,9 +60,9 @@ class BlockCodec:
     def encode(self, rows: Tensor) -> Tensor:
         """Encodes fp32 rows (r, elements), contiguous, elements a multiple of the block; returns uint8 (r, row_bytes).
 
-        In `rows` it leaves what rounding lost: rows before = decoded + rows after, an error of at most half a step, a step
-        being the block's largest magnitude over `largest_code`. A block that holds a value that is not finite decodes to
-        values that are not finite, so that nobody mistakes a diverged gradient for a good one.
+        It leaves the rounding error in `rows`: rows before = decoded + rows after. The error is at most half a step, and a step
+        is the block's largest magnitude over `largest_code`. A block with a value that is not finite decodes to values that
+        are not finite, so that nobody mistakes a diverged gradient for a good one.
         """
         count, elements = rows.shape
         blocks = rows.view(count, -1, self.block)
@@ -81,7 +80,7 @@ class BlockCodec:
         return packed
 
     def decode(self, packed: Tensor, elements: int) -> Tensor:
-        """The fp32 rows (r, elements) of encoded ones (r, row_bytes)."""
+        """Decodes rows (r, row_bytes) to fp32 rows (r, elements)."""
         split = elements * self.bits // 8
         scales = packed[:, split:].contiguous().view(torch.bfloat16).float()
         codes = self._unpack(packed[:, :split]).view(len(packed), -1, self.block)

@@ -1,14 +1,14 @@
-"""Gradient compression: sums over replicas of which bf16, int8 or int4 travels instead of fp32.
+"""Gradient compression: sums over replicas in which bf16, int8 or int4 travels instead of fp32.
 
 A quantised sum has two hops, as ZeRO++'s (2306.10209). Each rank owns one of n equal chunks of a bucket. First every rank
-sends each owner its part of that owner's chunk, quantised (an all-to-all); the owner adds them up in fp32, its own part
+sends each owner its part of that owner's chunk, quantised (an all-to-all). The owner adds them up in fp32, its own part
 unrounded. Then it sends the sum, quantised again, to all (an all-gather). So an element crosses a rank's network twice
-(n − 1) / n times as in a ring, and not n − 1 times as in an all-gather of everyone's quantised gradients. All ranks decode
-the same bytes, so their sums are equal to the last bit.
+(n − 1) / n times, as in a ring, and not n − 1 times, as in an all-gather of all quantised gradients. All ranks decode the
+same bytes, so their sums are equal to the last bit.
 
-What rounding loses stays with the rank that rounded, the *residual*: of the first hop in the other owners' chunks, of the
-second in its own. It is added to the rank's next gradient. One copy of the gradients per rank holds both hops' residuals.
-Summed over the ranks, it is what the weights have yet to be told of.
+The rounding error is the *residual*. It stays with the rank that rounded: the first hop's in the other owners' chunks, the
+second hop's in its own. It is added to the rank's next gradient. One copy of the gradients per rank holds the residuals of
+both hops. Summed over the ranks, it is the part of the gradients that has not reached the weights yet.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from cost_aware_trainer.distributed.compression.quantisation import BLOCKS, SCAL
 
 BITS = {Compression.INT8: 8, Compression.INT4: 4}
 
-Layout = tuple[tuple[str, int], ...]
-"""What a bucket holds: names and element counts of its parameters (or this rank's parts of them), in order."""
+BucketLayout = tuple[tuple[str, int], ...]
+"""Names and element counts of a bucket's parameters (or of this rank's parts of them), in order."""
 
 
 def element_bytes(compression: Compression) -> float:
-    """Bytes of an fp32 gradient's element on the wire, with its part of a scale."""
+    """Bytes on the wire of one gradient element, with its part of a scale."""
     if compression in BITS:
         bits = BITS[compression]
         return bits / 8 + SCALE_BYTES / BLOCKS[bits]
@@ -41,7 +41,7 @@ def element_bytes(compression: Compression) -> float:
 
 
 def exchange(carry: Tensor, own: int, codec: BlockCodec, group: dist.ProcessGroup) -> None:
-    """The first hop, in place: `carry` (n, chunk) becomes the group's sum in row `own`, and residuals in the others.
+    """Does the first hop, in place: row `own` of `carry` (n, chunk) becomes the group's sum, and the other rows residuals.
 
     Blocks until the others' parts have come.
     """
@@ -58,7 +58,7 @@ def exchange(carry: Tensor, own: int, codec: BlockCodec, group: dist.ProcessGrou
 
 
 def gather(carry: Tensor, own: int, codec: BlockCodec, group: dist.ProcessGroup) -> Tensor:
-    """The second hop: all ranks' sums, fp32 (n, chunk), equal on all of them; row `own` of `carry` becomes a residual."""
+    """Does the second hop: returns all ranks' sums, fp32 (n, chunk), equal on all ranks. Row `own` of `carry` becomes a residual."""
     ranks, chunk = carry.shape
     mine = codec.encode(carry[own : own + 1])
     gathered = torch.empty(ranks * mine.numel(), dtype=torch.uint8, device=carry.device)
@@ -67,27 +67,28 @@ def gather(carry: Tensor, own: int, codec: BlockCodec, group: dist.ProcessGroup)
 
 
 class Sum:
-    """A sum under way."""
+    """Sum that is under way."""
 
     def __init__(self, done: concurrent.futures.Future[None], event: torch.cuda.Event | None = None) -> None:
         self._done, self._event = done, event
 
     def wait(self) -> None:
-        """Waits until the bucket holds the sum (on CUDA: makes the current stream wait); raises what failed."""
+        """Waits until the bucket holds the sum (on CUDA: makes the current stream wait); raises the sum's error, if there was one."""
         self._done.result()
         if self._event is not None:
             self._event.wait()
 
     def then(self, call: Callable[[BaseException | None], None]) -> None:
-        """Calls back with what failed, if anything, from whatever thread ends the sum."""
+        """Calls back with the error, or None, from the thread that ends the sum."""
         self._done.add_done_callback(lambda done: call(done.exception()))
 
 
 @dataclass
 class _Lane:
-    """A thread of its own that does one thing after the other: on every rank in the same order, as collectives must be."""
+    """Thread that makes its calls one after the other, in the same order on every rank, as collectives need it."""
 
     name: str
+    """Name of the thread."""
     _pool: concurrent.futures.ThreadPoolExecutor = field(init=False)
 
     def __post_init__(self) -> None:
@@ -101,16 +102,16 @@ class _Lane:
 
 
 class CompressedSum:
-    """Sums buckets of gradients over the ranks of a group, compressed.
+    """Compressed sum of gradient buckets over the ranks of a group.
 
-    Buckets that are started one after the other are summed one after the other; all ranks must start the same ones in the
-    same order. On a CPU the two hops run in a thread each, so that quantisation, both hops and the backward pass overlap; on
-    CUDA they are enqueued on a stream of their own. While sums are under way nothing else may use the group.
+    Buckets are summed in the order in which they are started. All ranks must start the same buckets in the same order. On a CPU
+    each hop has a thread, so that quantisation, both hops and the backward pass overlap. On CUDA they are enqueued on a stream
+    of their own. While sums are under way nothing else may use the group.
 
     Args:
-        group: of two ranks or more. A second group of the same ranks is made, so all of them must build this object.
-        compression: anything but none.
-        block: elements that share a scale; 0 for what `BLOCKS` says.
+        group: two ranks or more. A second group of the same ranks is made, so all of them must build this object.
+        compression: any format except none.
+        block: elements that share a scale; 0 for the number in `BLOCKS`.
 
     Raises:
         ValueError: a compression that is none, or a group of one rank: sum without this class.
@@ -124,11 +125,11 @@ class CompressedSum:
         self._second = _twin(group) if self._codec else group
         self._lanes = _Lane("exchange"), _Lane("gather")
         self._stream: torch.cuda.Stream | None = None
-        self._carries: dict[Layout, Tensor] = {}
+        self._carries: dict[BucketLayout, Tensor] = {}
         self._inherited: dict[str, Tensor] = {}
 
-    def start(self, layout: Layout, bucket: Tensor) -> Sum:
-        """Starts replacing a flat bucket, of the layout's elements, by its sum over the group."""
+    def start(self, layout: BucketLayout, bucket: Tensor) -> Sum:
+        """Starts to replace a flat bucket, with the elements of the layout, by its sum over the group."""
         codec = self._codec
         if codec is None:
             return self._launch(bucket, lambda: self._reduce_halves(bucket), None)
@@ -144,13 +145,13 @@ class CompressedSum:
         return self._launch(bucket, first, second)
 
     def sent_bytes(self, elements: int) -> float:
-        """Bytes that this rank sends for a bucket of so many elements."""
+        """Bytes that this rank sends for a bucket of that many elements."""
         if self._codec is None:
             return ring_bytes(2 * elements, self.ranks)
         return float(2 * (self.ranks - 1) * self._codec.row_bytes(self._chunk(elements, self._codec)))
 
     def residuals(self) -> dict[str, Tensor]:
-        """This rank's residual of each parameter, flat fp32 copies; empty for bf16. No sum may be under way."""
+        """Copies this rank's residual of each parameter, flat fp32; empty for bf16. No sum may be under way."""
         found = dict(self._inherited)
         for layout, carry in self._carries.items():
             sizes = [elements for _, elements in layout]
@@ -161,16 +162,16 @@ class CompressedSum:
     def load_residuals(self, residuals: Mapping[str, Tensor]) -> None:
         """Replaces this rank's residuals; each is added to the next gradient of its name. No sum may be under way.
 
-        A residual that does not fit its parameter raises ValueError when that is next summed.
+        A residual of another size than its parameter raises ValueError at the parameter's next sum.
         """
         self._carries.clear()
         self._inherited = {name: residual.detach().float().flatten().clone() for name, residual in residuals.items()}
 
     def drain(self) -> dict[str, Tensor]:
-        """Takes all residuals out, summed over the group in fp32: the same on all ranks, and whole, whatever the degrees.
+        """Takes all residuals out and sums them over the group in fp32: equal on all ranks, and whole under any degrees.
 
-        To hand them over when degrees change: drain on all ranks, keep the sums as any other state of a parameter's shape,
-        and under the new degrees give them to `load_residuals` on *one* rank of each data group.
+        To hand them over when degrees change: drain on all ranks, keep the sums like other state of a parameter's shape, and
+        under the new degrees give them to `load_residuals` on *one* rank of each data group.
         """
         drained = self.residuals()
         self.load_residuals({})
@@ -182,15 +183,15 @@ class CompressedSum:
         return drained
 
     def close(self) -> None:
-        """Ends the threads; what waits in them is not done."""
+        """Ends the threads. Calls that still wait in them are dropped."""
         for lane in self._lanes:
             lane.close()
 
     def _chunk(self, elements: int, codec: BlockCodec) -> int:
         return codec.padded(-(-elements // self.ranks))
 
-    def _carry(self, layout: Layout, bucket: Tensor, codec: BlockCodec) -> Tensor:
-        """The residuals of a bucket, (n, chunk); made at its first sum from what its parameters had in other buckets."""
+    def _carry(self, layout: BucketLayout, bucket: Tensor, codec: BlockCodec) -> Tensor:
+        """Residuals of a bucket, (n, chunk), made at its first sum from those that its parameters had in other buckets."""
         if layout in self._carries:
             return self._carries[layout]
         if set(layout) & {part for known in self._carries for part in known}:
@@ -229,7 +230,7 @@ class CompressedSum:
         return Sum(self._lanes[1].put(after))
 
     def _enqueue(self, bucket: Tensor, first: Callable[[], None], second: Callable[[], None] | None) -> Sum:
-        """On CUDA collectives do not block the host, and a stream keeps their order: no thread is needed."""
+        """Starts a sum on CUDA, where collectives do not block the host and a stream keeps their order: no thread is needed."""
         if self._stream is None:
             self._stream = torch.cuda.Stream(bucket.device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(bucket.device))
@@ -246,7 +247,7 @@ class CompressedSum:
 
 
 def _twin(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """A group of the same ranks, which only they need to take part in making."""
+    """Makes a second group of the same ranks. Only they need to take part."""
     ranks = dist.get_process_group_ranks(group)
     twin = dist.new_group(ranks, timeout=TIMEOUT, backend=dist.get_backend(group), use_local_synchronization=True)
     assert isinstance(twin, dist.ProcessGroup)  # noqa: S101  this rank is a member
@@ -256,10 +257,10 @@ def _twin(group: dist.ProcessGroup) -> dist.ProcessGroup:
 def ddp_hook(
     names: Mapping[torch.nn.Parameter, str],
 ) -> Callable[[CompressedSum, GradBucket], torch.futures.Future[Tensor]]:
-    """A communication hook for DistributedDataParallel; register it with a CompressedSum over DDP's group as its state.
+    """Makes a communication hook for DistributedDataParallel. Register it with a CompressedSum over DDP's group as its state.
 
-    DDP wants means, so the gradient is divided by the number of ranks *before* it is summed: residuals are of means too.
-    It also forms its buckets anew after the first step; residuals move along, by the parameters' names.
+    DDP wants means, so the gradient is divided by the number of ranks *before* it is summed, and residuals are of means too.
+    DDP also forms its buckets again after the first step; residuals move along, by the parameters' names.
     """
 
     # Without annotations: torch compares them with its own classes, and here they would be strings.

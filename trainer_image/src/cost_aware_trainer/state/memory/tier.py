@@ -1,11 +1,12 @@
-"""Copies of a run's state in the memory of its nodes, for going on after one was lost without reading the volume.
+"""Memory tier: copies of a run's state in the memory of its nodes, to go on after the loss of one without reading the volume.
 
-Every rank keeps its own state and what `replicas` gives it of its peers' in files of a memory-backed folder (tmpfs), which
-outlive its process and not its node. When ranks start again under the same layout, survivors bring theirs and a rank on
-a replaced node gets its own from its peers. Groups are made of one rank of each node, so that no node's loss takes two.
+Every rank keeps its own state, and its share of its peers' states (see `copies`), in files of a memory-backed folder (tmpfs).
+They outlive its process, but not its node. When ranks start again under the same layout, survivors read their own state, and
+a rank on a replaced node gets its state from its peers. A group has one rank of each node, so that it loses at most one rank
+with a node.
 
-A generation is one state of the whole run. The last one that is complete on all ranks stays until the next one is, so
-whatever moment a node is lost in, one can be rebuilt.
+A generation is one state of the whole run. The last one that is complete on all ranks stays until the next one is complete.
+So at whatever moment a node is lost, one generation can be rebuilt.
 """
 
 from __future__ import annotations
@@ -30,22 +31,23 @@ from torch import Tensor
 
 from cost_aware_trainer.contract import ENV_MEMORY_FOLDER, Redundancy, RunPlan
 from cost_aware_trainer.distributed.collectives import TIMEOUT, Ranks
-from cost_aware_trainer.state.checkpoint import RunProgress
 from cost_aware_trainer.state.manifests import RunFacts
 from cost_aware_trainer.state.memory.copies import Fingerprint, ParityGroup, ReplicaError, RingCopies, pack, unpack
+from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.state import StatePart, checkpointable, copy_twins
 
 logger = logging.getLogger(__name__)
 
 MOST_NODES = 8
-"""Nodes of one group: a parity over more costs each of them little less memory, and a rebuilding more traffic."""
+"""Nodes of one group. A parity over more nodes saves little memory and makes rebuilding slower."""
 _KEPT = 2
+"""Generations that stay."""
 _PROGRESS = "progress."
 _NONE = (-1, -1)
 
 
 def groups_of(world_size: int, ranks_per_node: int) -> list[list[int]]:
-    """Ranks by group: of consecutive nodes, one rank each; none where there is one node."""
+    """Lists the ranks of each group: consecutive nodes, one rank of each. Empty if there is only one node."""
     nodes = world_size // ranks_per_node
     count = max(1, nodes // MOST_NODES)
     cuts = [nodes * index // count for index in range(count + 1)]
@@ -58,7 +60,7 @@ def groups_of(world_size: int, ranks_per_node: int) -> list[list[int]]:
 
 
 def can_rebuild(kind: Redundancy, group: list[int], lost: set[int]) -> bool:
-    """Whether the group's lost ranks can be rebuilt by the others."""
+    """Whether the others can rebuild the group's lost ranks."""
     gone = [rank in lost for rank in group]
     if kind is Redundancy.PARITY:
         return sum(gone) <= 1
@@ -66,7 +68,7 @@ def can_rebuild(kind: Redundancy, group: list[int], lost: set[int]) -> bool:
 
 
 def layout_key(plan: RunPlan, facts: RunFacts) -> str:
-    """The same for plans of one run under which every rank holds the same part of the state."""
+    """Key of a run and its layout: equal for plans under which every rank holds the same part of the state."""
     strategy = plan.strategy
     parts = {
         "facts": dataclasses.asdict(facts),
@@ -80,37 +82,42 @@ def layout_key(plan: RunPlan, facts: RunFacts) -> str:
 
 
 @dataclass(frozen=True)
-class CopyGeneration:
-    """What a rank holds of one state: files `own` and `held`, and `meta.json`, written last."""
+class MemoryCopies:
+    """Copies of one generation on one rank: the files `own` and `held`, and `meta.json`, written last."""
 
     folder: Path
+    """Folder of the files, named after step and attempt."""
 
     @property
     def number(self) -> tuple[int, int]:
-        """Step and attempt."""
+        """Step and attempt of the generation."""
         step, attempt = self.folder.name.removeprefix("step-").split("-attempt-")
         return int(step), int(attempt)
 
-    def write(self, key: str, own: Tensor, held: Tensor, fingerprints: list[Fingerprint]) -> None:
-        """Writes everything, under its name only when it is whole."""
+    def write(self, key: str, own: Tensor, kept: Tensor, fingerprints: list[Fingerprint]) -> None:
+        """Writes all files. The folder gets its name only when it is whole."""
         partial = self.folder.with_name(f".{self.folder.name}")
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         own.numpy().tofile(partial / "own")
-        held.numpy().tofile(partial / "held")
-        prints = [[fingerprint.length, fingerprint.sha256.hex()] for fingerprint in fingerprints]
+        kept.numpy().tofile(partial / "held")
+        prints = [[fingerprint.size_bytes, fingerprint.sha256.hex()] for fingerprint in fingerprints]
         (partial / "meta.json").write_text(json.dumps({"key": key, "fingerprints": prints}))
         shutil.rmtree(self.folder, ignore_errors=True)
         partial.rename(self.folder)
 
     def read(self) -> tuple[Tensor, Tensor, list[Fingerprint]]:
-        """Own state, what is held of peers, and fingerprints of the group's states."""
-        own, held = (torch.from_numpy(np.fromfile(self.folder / name, dtype=np.uint8)) for name in ("own", "held"))
+        """Reads this rank's own state, its share of its peers' states, and the fingerprints of the group's states."""
+        own, kept = (torch.from_numpy(np.fromfile(self.folder / name, dtype=np.uint8)) for name in ("own", "held"))
         meta = json.loads((self.folder / "meta.json").read_text())
-        return own, held, [Fingerprint(length, bytes.fromhex(sha256)) for length, sha256 in meta["fingerprints"]]
+        return (
+            own,
+            kept,
+            [Fingerprint(size_bytes, bytes.fromhex(sha256)) for size_bytes, sha256 in meta["fingerprints"]],
+        )
 
     def is_of(self, key: str) -> bool:
-        """Whether it belongs to this run and layout."""
+        """Whether the copies belong to this run and layout."""
         try:
             return bool(json.loads((self.folder / "meta.json").read_text())["key"] == key)
         except (OSError, ValueError, KeyError):
@@ -118,7 +125,7 @@ class CopyGeneration:
 
 
 class MemoryTier:
-    """A run's states in its nodes' memory; does nothing where the plan asks for none or there is one node only."""
+    """States of a run in its nodes' memory. Does nothing if the plan asks for none, or if there is only one node."""
 
     def __init__(self, plan: RunPlan, ranks: Ranks, facts: RunFacts) -> None:
         root = os.environ.get(ENV_MEMORY_FOLDER, "")
@@ -136,7 +143,7 @@ class MemoryTier:
         self.join(plan, ranks)
 
     def join(self, plan: RunPlan, ranks: Ranks) -> None:
-        """Makes the groups, at first and when the run goes on under another plan; every rank must call it."""
+        """Makes the groups, at the start and when the run goes on under another plan. Every rank must call it."""
         self._plan, self._ranks, self._key = plan, ranks, layout_key(plan, self._facts)
         self._kind, self._due_at_seconds = plan.checkpoint.redundancy, -math.inf
         self._keeper: RingCopies | ParityGroup | None = None
@@ -147,12 +154,12 @@ class MemoryTier:
                 self._keeper = RingCopies(group) if self._kind is Redundancy.REPLICA else ParityGroup(group)
 
     def leave(self) -> None:
-        """Waits until nothing is under way and lets go of the groups."""
+        """Waits until nothing is under way, and drops the groups."""
         self.poll(wait=True)
         self._keeper = None
 
     def close(self, *, is_complete: bool) -> None:
-        """Ends; a run that is complete needs no copies any more."""
+        """Ends the tier. Removes the copies of a complete run, which are not needed any more."""
         self.leave()
         self._executor.shutdown(wait=True)
         if is_complete and self.is_on:
@@ -160,11 +167,11 @@ class MemoryTier:
 
     @property
     def is_due(self) -> bool:
-        """By rank 0's clock alone."""
+        """Whether to copy now. Rank 0's clock alone decides."""
         return self.is_on and self._ranks.is_first and time.monotonic() >= self._due_at_seconds
 
     def poll(self, *, wait: bool = False) -> bool:
-        """Whether a save is under way; one that failed is told of, and costs nothing but this copy."""
+        """Whether a save is under way. One that failed is logged, and only this copy is lost."""
         if self._saving is not None and (wait or self._saving.done()):
             saving, self._saving = self._saving, None
             try:
@@ -174,41 +181,41 @@ class MemoryTier:
         return self._saving is not None
 
     def save(self, progress: RunProgress, attempt: int, parts: list[StatePart]) -> None:
-        """Copies the state and begins to send it; every rank must call it, when none of them has a save under way."""
+        """Copies the state and begins to send it. Every rank must call it, when none of them has a save under way."""
         self.poll(wait=True)
         self._due_at_seconds = time.monotonic() + self._plan.checkpoint.redundancy_interval_seconds
         state = {**checkpointable(parts), **_as_tensors(progress)}
         packed = pack(state)
-        generation = CopyGeneration(self._folder / f"step-{progress.step:08d}-attempt-{attempt}")
-        # All ranks have finished the last one. It is the one to fall back on until this one is there.
+        copies = MemoryCopies(self._folder / f"step-{progress.step:08d}-attempt-{attempt}")
+        # All ranks have finished the last generation. The run can fall back on it until this one is complete.
         for old in self._generations()[_KEPT - 1 :]:
             shutil.rmtree(old.folder, ignore_errors=True)
-        self._saving = self._executor.submit(self._send, packed, generation)
+        self._saving = self._executor.submit(self._send, packed, copies)
 
-    def _send(self, packed: Tensor, generation: CopyGeneration) -> None:
+    def _send(self, packed: Tensor, copies: MemoryCopies) -> None:
         keeper = self._keeper
         assert keeper is not None  # noqa: S101  the tier is on
         keeper.save(packed)
-        held = keeper.held if isinstance(keeper, RingCopies) else keeper.parity
-        assert held is not None  # noqa: S101  it was just saved
-        generation.write(self._key, packed, held, keeper.fingerprints)
+        kept = keeper.peer_state if isinstance(keeper, RingCopies) else keeper.parity
+        assert kept is not None  # noqa: S101  it was just saved
+        copies.write(self._key, packed, kept, keeper.fingerprints)
 
-    def _generations(self) -> list[CopyGeneration]:
-        """What this rank holds, the newest first."""
+    def _generations(self) -> list[MemoryCopies]:
+        """Lists the copies that this rank holds, the newest first."""
         if not self._folder.exists():
             return []
-        found = [CopyGeneration(path) for path in self._folder.iterdir() if path.name.startswith("step-")]
-        return sorted(found, key=lambda generation: generation.number, reverse=True)
+        found = [MemoryCopies(path) for path in self._folder.iterdir() if path.name.startswith("step-")]
+        return sorted(found, key=lambda copies: copies.number, reverse=True)
 
     def resume(self, parts: list[StatePart], volume_step: int) -> RunProgress | None:
-        """Fills `parts` from the newest state that the nodes hold between them, if it is newer than the volume's; else None.
+        """Fills `parts` from the newest state that the nodes hold together; None if it is not newer than the volume's.
 
-        Every rank must call it. What cannot be rebuilt is told of and left to the volume; `parts` are then as they were. What is older
-        stays until `forget`.
+        Every rank must call it. A state that cannot be rebuilt is logged, and the run goes on from the volume; `parts` then stay
+        as they were. Older copies stay until `forget`.
         """
         if not self.is_on:
             return None
-        mine = {generation.number: generation for generation in self._generations() if generation.is_of(self._key)}
+        mine = {copies.number: copies for copies in self._generations() if copies.is_of(self._key)}
         number, lost = self._newest(mine)
         if number[0] <= volume_step:
             self._say(mine, volume_step)
@@ -225,7 +232,7 @@ class MemoryTier:
             self.forget()
             return None
         for other in mine.keys() - {number}:
-            # newer, but not whole, or older: neither must be taken for the one to fall back on
+            # newer ones that are not whole, and older ones, must not be taken for the one to fall back on
             shutil.rmtree(mine[other].folder, ignore_errors=True)
         for name, values in checkpointable(parts).items():
             values.copy_(state[name])
@@ -235,25 +242,25 @@ class MemoryTier:
             logger.info("resuming step %d from memory, the volume has step %d: %s", number[0], volume_step, where)
         return _from_tensors(state)
 
-    def _newest(self, mine: dict[tuple[int, int], CopyGeneration]) -> tuple[tuple[int, int], list[int]]:
-        """The newest generation that can be rebuilt, and the ranks that lack it; the same on all ranks."""
+    def _newest(self, mine: dict[tuple[int, int], MemoryCopies]) -> tuple[tuple[int, int], list[int]]:
+        """Finds the newest generation that can be rebuilt, and the ranks that lack it; equal on all ranks."""
         numbers = [*mine, *[_NONE] * _KEPT][:_KEPT]
         flat = [float(part) for number in numbers for part in number]
         width = len(flat)
         slots = [0.0] * (width * self._ranks.size)
         slots[width * self._ranks.rank : width * (self._ranks.rank + 1)] = flat
         told = [int(value) for value in self._ranks.sum(slots)]
-        held = [
+        numbers_of = [
             {(told[at], told[at + 1]) for at in range(width * rank, width * (rank + 1), 2)}
             for rank in range(self._ranks.size)
         ]
-        for number in sorted(set.union(*held) - {_NONE}, reverse=True):
-            lost = [rank for rank, numbers_held in enumerate(held) if number not in numbers_held]
+        for number in sorted(set.union(*numbers_of) - {_NONE}, reverse=True):
+            lost = [rank for rank, known in enumerate(numbers_of) if number not in known]
             if all(can_rebuild(self._kind, group, set(lost)) for group in self._groups):
                 return number, lost
         return _NONE, []
 
-    def _say(self, mine: dict[tuple[int, int], CopyGeneration], volume_step: int) -> None:
+    def _say(self, mine: dict[tuple[int, int], MemoryCopies], volume_step: int) -> None:
         if mine and max(mine)[0] > volume_step:
             logger.error(
                 "COPIES IN MEMORY up to step %d cannot be used: too many nodes were lost; the volume has step %d",
@@ -261,15 +268,15 @@ class MemoryTier:
                 volume_step,
             )
 
-    def _rebuild(self, generation: CopyGeneration | None, parts: list[StatePart]) -> dict[str, Tensor]:
+    def _rebuild(self, copies: MemoryCopies | None, parts: list[StatePart]) -> dict[str, Tensor]:
         keeper, own = self._keeper, None
         assert keeper is not None  # noqa: S101  the tier is on
-        if generation is not None:
-            own, held, keeper.fingerprints = generation.read()
+        if copies is not None:
+            own, kept, keeper.fingerprints = copies.read()
             if isinstance(keeper, RingCopies):
-                keeper.held = held
+                keeper.peer_state = kept
             else:
-                keeper.parity = held
+                keeper.parity = kept
         rebuilt = keeper.rebuild(own)
         place = dist.get_group_rank(keeper.group, self._ranks.rank)
         keeper.fingerprints[place].check(rebuilt, self._ranks.rank)
@@ -281,7 +288,7 @@ class MemoryTier:
         return state
 
     def forget(self) -> None:
-        """Forgets states that the run does not go on from: what it trains now must not be mixed with them."""
+        """Removes copies from which the run does not go on, so that they cannot be mixed with later ones."""
         if self.is_on:
             shutil.rmtree(self._folder, ignore_errors=True)
 
