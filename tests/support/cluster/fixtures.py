@@ -41,6 +41,8 @@ def make_space(cluster: Cluster) -> Iterator[Callable[[str], Space]]:
 
 
 @pytest.fixture(scope="module")
-def space(request: pytest.FixtureRequest, make_space: Callable[[str], Space]) -> Space:
-    """A namespace for the tests of one file."""
-    return make_space(request.module.__name__.rsplit("test_", 1)[-1].replace("_", "-")[:20])
+def space(request: pytest.FixtureRequest, make_space: Callable[[str], Space]) -> Iterator[Space]:
+    """A namespace for the tests of one file, whose jobs end with it: one that a failed test left would train beside the next."""
+    made = make_space(request.module.__name__.rsplit("test_", 1)[-1].replace("_", "-")[:20])
+    yield made
+    made.cluster.run("delete", "catj", "--all", "-n", made.name, "--wait=false")
