@@ -85,10 +85,10 @@ class Calibration:
 
     parameters: Parameters
     """The refitted parameters."""
-    median_error_before: float
-    """Median error of predicted steps before the fit, in percent of the measured step."""
-    median_error_after: float
-    """Median error of predicted steps after the fit, in percent of the measured step."""
+    median_error_percent_before: float
+    """Median error of predicted steps before the fit, percent of the measured step."""
+    median_error_percent_after: float
+    """Median error of predicted steps after the fit, percent of the measured step."""
 
 
 def value(parameters: Parameters, name: str) -> float:

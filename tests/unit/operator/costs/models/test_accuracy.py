@@ -113,7 +113,7 @@ def test_parameters_stay_plausible() -> None:
 def test_calibration_reports_its_error_and_moves_towards_what_it_saw() -> None:
     one = rows()[0].observation()
     found = calibrate([one], Parameters(), noise=0.01)
-    assert found.median_error_after < min(1.0, found.median_error_before + 1e-9)
+    assert found.median_error_percent_after < min(1.0, found.median_error_percent_before + 1e-9)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), float("inf")])
