@@ -55,7 +55,7 @@ def test_ten_random_changes_and_five_kills_train_exactly_the_samples_of_a_run_le
         assert agent.send("/order", order(attempt)) == 202
         steps = chooser.randrange(3, 12)
         agent.wait_until(lambda steps=steps: trained() >= steps, timeout=120)
-    result = agent.wait_for(AgentPhase.COMPLETED, timeout=120).result
+    result = agent.wait_for(AgentPhase.COMPLETED, timeout=360).result
     assert result.samples_checksum == undisturbed.result.samples_checksum
     assert result.samples == undisturbed.result.samples == STEPS * plan.batch.global_samples
     kept = _kept(steps_of(log))
