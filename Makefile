@@ -112,7 +112,7 @@ test-on-cluster: ## The same on the cluster, images and data that are there
 # Jobs that only wait run beside each other, file by file: what a file's tests share is made once.
 .PHONY: test-cluster-beside
 test-cluster-beside: venv ## Those of `make test-cluster` that do not disturb each other
-	$(PYTEST) -n 3 --dist loadscope -m "not alone" tests/cluster tests/unit/repository/test_chart.py
+	$(PYTEST) -n 2 --dist loadscope -m "not alone" tests/cluster tests/unit/repository/test_chart.py
 
 .PHONY: test-cluster-alone
 test-cluster-alone: venv ## Those that measure, or take nodes, the operator or the control plane away, one at a time

@@ -113,6 +113,6 @@ def test_what_belongs_to_somebody_else_is_left_as_it_is(space: Space, kind: str)
     assert "ownerReferences" not in after["metadata"]
     space.cluster.run("delete", kind, named, "-n", space.name)
     space.wait(
-        name, lambda s: s.get("state") in ("Starting", "Running", "Restarting"), 30, "start once the name is free"
+        name, lambda s: s.get("state") in ("Starting", "Running", "Restarting"), 90, "start once the name is free"
     )
     space.cluster.run("delete", "catj", name, "-n", space.name)

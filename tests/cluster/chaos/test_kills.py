@@ -56,7 +56,7 @@ def test_a_kill_at_a_random_moment_changes_neither_steps_nor_samples_nor_the_boo
         print(f"seed {SEED}: after {pause:.1f} s")
         time.sleep(pause)
         kill(space, job, chance)
-        status = space.wait_finished(job, 420)
+        status = space.wait_finished(job, 700)
         time.sleep(1)
     assert status["state"] == "Succeeded", status
     assert_exactly_once(space, job, spec, status)

@@ -49,7 +49,7 @@ def run(space: Space) -> Run:
         operator_metrics = space.cluster.raw(
             f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{operator}:8080/proxy/metrics"
         )
-        status = space.wait_finished(JOB, 420)
+        status = space.wait_finished(JOB, 800)
         seconds = time.monotonic() - began
         time.sleep(1)
     return Run(space, document["spec"], status, lives, rank_metrics, operator_metrics, during, columns, seconds)
