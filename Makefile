@@ -21,11 +21,12 @@ help: ## Lists these targets
 
 ## Development
 
+# Compiled once here: where PYTHONDONTWRITEBYTECODE is set, every rank of every test would compile PyTorch again, 5 s each.
 .PHONY: venv
 venv: .venv/.synced ## The Python environment in .venv, exactly as pinned
 .venv/.synced: requirements/dev.txt pyproject.toml
 	[[ -x .venv/bin/python ]] || $(UV) venv --quiet .venv
-	$(UV) pip sync --quiet --python .venv/bin/python --require-hashes requirements/dev.txt
+	$(UV) pip sync --quiet --compile-bytecode --python .venv/bin/python --require-hashes requirements/dev.txt
 	$(UV) pip install --quiet --python .venv/bin/python --no-deps --editable .
 	touch $@
 

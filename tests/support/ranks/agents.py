@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import http.client
 import os
 import subprocess
 import sys
@@ -47,7 +48,7 @@ class Agent:
                 return answer.status, answer.read()
         except urllib.error.HTTPError as error:
             return error.code, error.read()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
             return 0, str(error).encode()
 
     def send(self, path, message):

@@ -19,6 +19,7 @@ import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from cost_aware_trainer.agent.pod_ends import last_words, leave_result, leave_word
 from cost_aware_trainer.agent.processes import adopt_orphans
@@ -47,6 +48,8 @@ from cost_aware_trainer.contract.heartbeat import LIMIT_SECONDS
 logger = logging.getLogger("cost_aware_trainer.agent")
 
 REQUEST_TIMEOUT_SECONDS = 10
+SETTLE_SECONDS = 1.0
+"""Longest wait for open requests when the pod ends."""
 KNOWN_REQUESTS = "there are GET /livez, GET /status, GET /ends, POST /order and POST /release"
 
 
@@ -58,7 +61,24 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self, port: int, supervisor: Supervisor, token_file: Path, ends_folder: Path | None) -> None:
         self.supervisor, self.token_file, self.ends_folder = supervisor, token_file, ends_folder
+        self._answering, self._answered = 0, threading.Condition()
         super().__init__(("", port), Handler)
+
+    def process_request_thread(self, *request: Any) -> None:
+        """Answers one connection, and counts it while it is open."""
+        with self._answered:
+            self._answering += 1
+        try:
+            super().process_request_thread(*request)
+        finally:
+            with self._answered:
+                self._answering -= 1
+                self._answered.notify_all()
+
+    def settle(self, timeout_seconds: float = SETTLE_SECONDS) -> None:
+        """Waits until open requests have their answers: the one that releases the pod ends it, and wants its own whole."""
+        with self._answered:
+            self._answered.wait_for(lambda: self._answering == 0, timeout_seconds)
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -66,6 +86,7 @@ class Handler(BaseHTTPRequestHandler):
 
     server: Server
     timeout = REQUEST_TIMEOUT_SECONDS
+    wbufsize = -1
     server_version = "catj-agent"
     sys_version = ""
 
@@ -202,5 +223,6 @@ def main(arguments: list[str] | None = None) -> int:
     if exit_code == 0:
         leave_result(options.termination_file, supervisor.status().result)
     leave_word(ends_folder, environment.get(ENV_POD_UID, ""), time.time())
+    server.settle()
     logger.info("exiting with %d", exit_code)
     return exit_code
