@@ -60,6 +60,7 @@ CONDITIONS = (
     ("Running", "True", "Finishing", "The last step is done; the pods are being let go."),
     ("Running", "False", "Starting", "The Job is being made anew after a change of the manifest."),
     ("Running", "False", "WaitingForPods", "Not every pod is up; the message has the cluster's own words, or says where to look."),
+    ("Running", "False", "AgentUnreadable", "A pod runs and its agent's answer is not one, or it refuses orders. After `startupDeadlineSeconds` the run fails."),
     ("Running", "False", "ImagePullFailing", "As above, because an image cannot be pulled. Its event is a warning."),
     ("Running", "False", "Launching", "An attempt was ordered; its ranks have not finished a step."),
     ("Running", "False", "Replacing", "Pods save and end, to be made anew: off a slow node, or after a change of the manifest."),

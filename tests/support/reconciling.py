@@ -40,7 +40,7 @@ from cost_aware_operator.engines.local.fields import merge_patched
 from cost_aware_operator.engines.local.store import ObjectKey, ObjectStore, Write
 from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.sources.files import defaults_file, price_file
-from cost_aware_operator.sources.metrics_source import Answers
+from cost_aware_operator.sources.metrics_source import AgentAnswers, Answers
 from cost_aware_operator.workload.views import PodView
 from cost_aware_trainer.contract import AgentStatus, ContractError, Phase, Release, RunOrder
 
@@ -72,8 +72,8 @@ class ScriptedAgents:
     record: Callable[[Document], None]
     answers: dict[str, Document | None] = field(default_factory=dict)
 
-    async def statuses(self, pods: Iterable[PodView]) -> dict[str, AgentStatus]:
-        found = {}
+    async def statuses(self, pods: Iterable[PodView]) -> AgentAnswers:
+        found, unread = {}, {}
         for pod in pods:
             answer = self.answers.get(pod.name)
             if pod.usable and answer is not None:
@@ -82,14 +82,15 @@ class ScriptedAgents:
                         {"version": 1, "pod": pod.name, "index": pod.index, **answer}
                     )
                 except ContractError:
-                    continue
-        return found
+                    unread[pod.uid] = "the answer of its agent cannot be read"
+        return AgentAnswers(found, unread)
 
     async def ends(self, pods: Iterable[PodView]) -> dict[str, datetime]:
         return {}
 
-    async def order(self, pods: Iterable[PodView], order: RunOrder, token: str) -> None:
+    async def order(self, pods: Iterable[PodView], order: RunOrder, token: str) -> dict[str, str]:
         self.record({"order": [p.name for p in pods], "message": json.loads(order.to_json()), "token": token})
+        return {}
 
     async def release(self, pods: Iterable[PodView], release: Release, token: str) -> None:
         self.record({"release": [p.name for p in pods], "message": json.loads(release.to_json()), "token": token})

@@ -110,7 +110,7 @@ class Reconciler:
         if refusal is not None:
             # what was saved stays true: the plan is in force, and no attempt can have begun without a Job
             decision = rejected(reading, decision.record, refusal)
-        await self._tell(job, facts, decision)
+        await self._tell(job, facts, decision, memory)
         for uid in decision.evict:
             await self._evict(job, next(p.name for p in facts.pods if p.uid == uid), uid)
         answer = told(reading, decision)
@@ -136,13 +136,14 @@ class Reconciler:
             await self._post(job, document["metadata"].get("generation", 0), 0, written.events, now)
         return BLOCKED_SECONDS
 
-    async def _tell(self, job: TrainingJob, facts: Facts, decision: Decision) -> None:
+    async def _tell(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory) -> None:
         pods = {p.uid: p for p in facts.pods}
         secret_token = token(self._key_material, job.key, job.uid)
         if decision.tell and decision.order is not None:
             # written again with every attempt: should the operator's key have changed, running agents learn of it
             await self._cluster.apply(secret(job, secret_token))
-            await self._agents.order([pods[uid] for uid in decision.tell], decision.order, secret_token)
+            told = [pods[uid] for uid in decision.tell]
+            memory.refused = dict(await self._agents.order(told, decision.order, secret_token))
         if decision.release:
             release = Release(attempt=decision.record.attempt, complete=True)
             await self._agents.release([pods[uid] for uid in decision.release], release, secret_token)

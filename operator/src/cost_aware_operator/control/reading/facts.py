@@ -38,6 +38,20 @@ class Unheard:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """An agent that cannot be worked with: its answer is not one, or it refuses orders."""
+
+    uid: str
+    """Its pod's uid."""
+    pod: str
+    """Its pod's name."""
+    why: str
+    """What is wrong, in words of our own."""
+    seconds: float
+    """Seconds for which it has been so."""
+
+
+@dataclass(frozen=True)
 class Facts:
     """One job's world at one moment, gathered once and never rewritten."""
 
@@ -75,6 +89,8 @@ class Facts:
     """The recent history of samples, newest last."""
     unheard: tuple[Unheard, ...] = ()
     """Ranks without metrics that can be believed."""
+    unread: tuple[Unread, ...] = ()
+    """Agents that cannot be worked with."""
     told_ends: Mapping[str, datetime] = field(default_factory=dict)
     """Ends of pods that vanished unseen, by uid, as the agents left word of them."""
     cluster_nodes: tuple[NodeView, ...] | None = None

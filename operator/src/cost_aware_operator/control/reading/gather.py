@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from cost_aware_operator.adjusting.capacity import nodes_lost
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.api.spec import AdjustPolicy
-from cost_aware_operator.control.reading.believable import believed, left_result
-from cost_aware_operator.control.reading.facts import Facts, MissingClaim, Unheard
+from cost_aware_operator.control.reading.believable import believed, believed_agents, left_result
+from cost_aware_operator.control.reading.facts import Facts, MissingClaim, Unheard, Unread
 from cost_aware_operator.control.reading.memory import Memory
 from cost_aware_operator.control.reading.nodes import Nodes
 from cost_aware_operator.control.reading.run_record import RunRecord, from_data
@@ -29,7 +29,7 @@ from cost_aware_operator.workload.names import labels, record_name
 from cost_aware_operator.workload.placement import could_take
 from cost_aware_operator.workload.usage import taken_by_others
 from cost_aware_operator.workload.views import NodeView, PodView, child_job_view, pod_view
-from cost_aware_trainer.contract import RunOrder, RunResult
+from cost_aware_trainer.contract import AgentStatus, RunOrder, RunResult
 
 logger = logging.getLogger(__name__)
 MOST_LOOKED_AT = 32
@@ -85,7 +85,7 @@ class Gatherer:
         departed = tuple(p for uid, p in memory.departed.items() if uid not in {p.uid for p in pods})
         names = {p.node for p in (*pods, *departed) if p.node}
         nodes = {name: node for name in names if (node := await self._nodes.get(name)) is not None}
-        agents = await self._agents.statuses(pods)
+        agents, unread = await self._agents_of(job, pods, record, memory)
         await self.scrape(job, pods, memory, record.attempt)
         vanished = record.ledger.without_end() - {p.uid for p in (*pods, *departed)}
         if result is None:
@@ -106,6 +106,7 @@ class Gatherer:
             missing_claims=missing,
             obstacle=obstacle,
             agents=agents,
+            unread=unread,
             samples=dict(memory.samples),
             scrapes=tuple(memory.scrapes),
             scrape_interval_seconds=self._scrape_interval_seconds,
@@ -116,6 +117,19 @@ class Gatherer:
                 for rank, (since, why) in sorted(memory.unheard.items())
             ),
         )
+
+    async def _agents_of(
+        self, job: TrainingJob, pods: tuple[PodView, ...], record: RunRecord, memory: Memory
+    ) -> tuple[Mapping[str, AgentStatus], tuple[Unread, ...]]:
+        """Agents' answers by pod uid, and which agents cannot be worked with, and for how long."""
+        newest = max(record.attempt, job.status.attempt)
+        agents, unread = believed_agents(job, pods, await self._agents.statuses(pods), newest)
+        behind = {uid for uid, agent in agents.items() if agent.attempt < record.attempt}
+        unread |= {uid: why for uid, why in memory.refused.items() if uid in behind}
+        now, names = self._clock.monotonic(), {pod.uid: pod.name for pod in pods}
+        memory.unread = {uid: (memory.unread.get(uid, (now, ""))[0], why) for uid, why in unread.items()}
+        since = sorted(memory.unread.items())
+        return agents, tuple(Unread(uid, names[uid], why, now - begun) for uid, (begun, why) in since)
 
     async def cluster_nodes(
         self, job: TrainingJob, record: RunRecord, memory: Memory, own: Iterable[NodeView], priority: int = 0

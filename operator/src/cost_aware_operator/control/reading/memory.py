@@ -27,6 +27,10 @@ class Memory:
     """The newest believable samples by pod uid."""
     unheard: dict[str, tuple[float, str]] = field(default_factory=dict)
     """Ranks without a sample that can be believed, by name: since when, and why."""
+    unread: dict[str, tuple[float, str]] = field(default_factory=dict)
+    """Pods whose agents cannot be worked with, by uid: since when, and why."""
+    refused: dict[str, str] = field(default_factory=dict)
+    """Pods whose agents refused the newest order, by uid, and why."""
     departed: dict[str, PodView] = field(default_factory=dict)
     """Pods whose deletion was watched and which are not yet accounted, by uid."""
     saved: RunRecord | None = None
