@@ -2,6 +2,7 @@
 
 A case is a folder: `input.yaml` has the steps, `expected.yaml` what the operator did in each. A step is, in this order:
 
+    keys           keys of the operator's that are added, as text; `keys_gone` names those that are taken away
     new_operator   true: everything that the operator remembered is lost
     advance        seconds that pass
     patch, delete  what somebody else changes; `kind` and `name` say of which object
@@ -17,6 +18,7 @@ A case that is `after` another one begins with all of that one's steps.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -41,12 +43,13 @@ from cost_aware_operator.engines.local.store import ObjectKey, ObjectStore, Writ
 from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.sources.files import defaults_file, price_file
 from cost_aware_operator.sources.metrics_source import AgentAnswers, Answers
+from cost_aware_operator.workload.secret import KeyRing
 from cost_aware_operator.workload.views import PodView
 from cost_aware_trainer.contract import AgentStatus, ContractError, Phase, Release, RunOrder
 
 START = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 KEY = JobKey("team", "gpt")
-KEY_MATERIAL = b"a key of the tests"
+KEYS = {"key": base64.b64encode(b"a key of the tests").decode()}
 Document = dict[str, Any]
 
 
@@ -157,26 +160,32 @@ class World:
         self.store.admission.append(self.rules)
         self.agents = ScriptedAgents(self.acts.append)
         self.ranks = ScriptedRanks(self.clock)
-        self._ours = False
+        self._ours, self._suffixes = False, count(1)
+        self.keys = dict(KEYS)
         self.new_operator()
 
     def new_operator(self) -> None:
         cluster = LocalCluster(self.store)
         nodes = CachedNodes(cluster, self.clock)
         prices, defaults = price_file(None), defaults_file(None)
+        versions = KeyRing.of(self.keys).versions
         self.reconciler = Reconciler(
             cluster=cluster,
             agents=self.agents,
-            gatherer=Gatherer(cluster, self.agents, self.ranks, nodes, prices, defaults, self.clock),
+            gatherer=Gatherer(cluster, self.agents, self.ranks, nodes, prices, defaults, self.clock, versions),
             memories=Memories(),
             clock=self.clock,
-            key_material=KEY_MATERIAL,
+            keys=KeyRing.of(self.keys),
+            new_suffix=lambda: f"{next(self._suffixes):08x}",
             published=lambda job, decision: None,
             forgotten=lambda key: self.acts.append({"forgotten": str(key)}),
         )
 
     async def step(self, step: Document) -> Document:
         """What the operator does in one step."""
+        self.keys |= {name: base64.b64encode(key.encode()).decode() for name, key in step.get("keys", {}).items()}
+        for name in step.get("keys_gone", []):
+            del self.keys[name]
         if step.get("new_operator"):
             self.new_operator()
         self.agents.answers |= step.get("agents", {})

@@ -16,6 +16,7 @@ from cost_aware_trainer.contract.heartbeat import Pulse, read_pulses
 
 STORED = Path(__file__).parent / "golden"
 RECORDS = sorted((STORED / "records").iterdir())
+OLDER = sorted((STORED / "records-before-books").iterdir())
 MESSAGES = sorted((STORED / "messages").glob("*.json"))
 
 
@@ -27,6 +28,14 @@ def data_of(folder: Path) -> dict[str, str]:
 def test_a_record_of_the_version_before_is_read_and_written_the_same(folder: Path) -> None:
     data = data_of(folder)
     assert to_data(*from_data(data)) == data
+
+
+@pytest.mark.parametrize("folder", OLDER, ids=lambda folder: folder.name)
+def test_a_record_without_a_secret_s_name_is_read(folder: Path) -> None:
+    newer = STORED / "records" / folder.name
+    record, order, result = from_data(data_of(folder))
+    expected, *rest = from_data(data_of(newer))
+    assert (record, order, result) == (expected.model_copy(update={"token": None}), *rest)
 
 
 def test_records_that_are_kept_have_every_field_at_something_else_than_its_default() -> None:

@@ -43,6 +43,7 @@ from cost_aware_operator.sources.files import defaults_file, price_file
 from cost_aware_operator.sources.metrics_source import MetricsSource
 from cost_aware_operator.sources.prometheus import PrometheusSource
 from cost_aware_operator.sources.rank_endpoints import RankEndpoints
+from cost_aware_operator.workload.secret import FIRST_KEY, KeyRing
 
 logger = logging.getLogger("cost_aware_operator")
 LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS = 15, 10, 2
@@ -119,8 +120,8 @@ class Operator:
             os._exit(1)
 
     async def _reconciler(self) -> Reconciler:
-        made = base64.b64encode(secrets.token_bytes(32)).decode()
-        stored = await self.cluster.secret_value(self.settings.namespace, self.settings.key_secret, "key", made)
+        made = {FIRST_KEY: base64.b64encode(secrets.token_bytes(32)).decode()}
+        keys = KeyRing.of(await self.cluster.own_secret(self.settings.namespace, self.settings.key_secret, made))
         return Reconciler(
             cluster=self.cluster,
             agents=self._ranks,
@@ -132,11 +133,13 @@ class Operator:
                 price_file(self.settings.prices_file),
                 defaults_file(self.settings.pod_defaults_file),
                 self.clock,
+                keys.versions,
                 self.settings.scrape_interval_seconds,
             ),
             memories=self.memories,
             clock=self.clock,
-            key_material=base64.b64decode(stored),
+            keys=keys,
+            new_suffix=lambda: secrets.token_hex(4),
             published=self.telemetry.published,
             forgotten=self.telemetry.forgotten,
         )

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
@@ -39,11 +37,6 @@ PLAIN = {"Accept-Encoding": "identity"}
 
 class RankUnreachableError(Exception):
     """A pod did not answer as agreed. The text is in words of our own: it goes into conditions, which others read."""
-
-
-def token(key_material: bytes, job: JobKey, uid: str) -> str:
-    """A job's agent token, derived from the operator's key: nothing needs to be read back from the cluster."""
-    return hmac.new(key_material, f"{job}:{uid}".encode(), hashlib.sha256).hexdigest()
 
 
 class RankEndpoints:

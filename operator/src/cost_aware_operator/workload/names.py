@@ -21,11 +21,6 @@ def record_name(job: str) -> str:
     return f"{job}-run"
 
 
-def secret_name(job: str) -> str:
-    """The Secret with the agents' token."""
-    return f"{job}-token"
-
-
 def labels(job: str) -> dict[str, str]:
     """On every child; the selectors of Service and watches."""
     return {

@@ -7,13 +7,17 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from cost_aware_operator.workload.job import ANNOTATION_TEMPLATE
+from cost_aware_operator.api import FIELD_OWNER
+from cost_aware_operator.workload.job import ANNOTATION_ASKED, ANNOTATION_KEY, ANNOTATION_SECRET, ANNOTATION_TEMPLATE
 from cost_aware_operator.workload.node_labels import INSTANCE_TYPE_LABELS, ZONE_LABELS, is_spot
+from cost_aware_operator.workload.secret import TokenSecret
 
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ErrImagePullBackOff")
 
 
+QUEUE_NAME = "kueue.x-k8s.io/queue-name"
+"""The label, of old an annotation, by which a Job is in a queue of Kueue's."""
 CORDON = "node.kubernetes.io/unschedulable"
 """The taint of a cordoned node."""
 
@@ -90,6 +94,10 @@ class ChildJobView:
     """Seconds that its pods may be active; None for no limit."""
     completions: int | None = None
     """Number of its pods."""
+    token: TokenSecret | None = None
+    """The Secret that its pods mount; None of a Job that was made before each had one of its own."""
+    held_by: str = ""
+    """Who else has suspended it; empty where nobody has."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +219,36 @@ def child_job_view(document: Mapping[str, Any]) -> ChildJobView:
         created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
         active_deadline_seconds=document["spec"].get("activeDeadlineSeconds"),
         completions=document["spec"].get("completions"),
+        token=_token_secret(metadata.get("annotations") or {}),
+        held_by=_held_by(document),
     )
+
+
+def _token_secret(annotations: Mapping[str, str]) -> TokenSecret | None:
+    name, version = annotations.get(ANNOTATION_SECRET), annotations.get(ANNOTATION_KEY, "")
+    return TokenSecret(name, int(version)) if name and version.isdecimal() and len(version) < 10 else None
+
+
+def _held_by(document: Mapping[str, Any]) -> str:
+    """Who has suspended a Job that the operator did not ask to be suspended; empty if it was the operator, or nobody."""
+    if not document["spec"].get("suspend"):
+        return ""
+    metadata = document["metadata"]
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    managers = [
+        entry
+        for entry in metadata.get("managedFields") or []
+        if "f:suspend" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}) and entry.get("manager") != FIELD_OWNER
+    ]
+    asked = annotations.get(ANNOTATION_ASKED)
+    # a Job of before this annotation was suspended by the operator, unless somebody else's name is on the field
+    if asked == "true" or (asked is None and not managers):
+        return ""
+    queue = labels.get(QUEUE_NAME) or annotations.get(QUEUE_NAME)
+    if queue:
+        return f"Kueue (queue {queue!r})"
+    newest: Mapping[str, Any] = max(managers, key=lambda entry: str(entry.get("time", "")), default={})
+    return f"{newest['manager']!r}" if newest.get("manager") else "another controller"
 
 
 def node_view(document: Mapping[str, Any]) -> NodeView:

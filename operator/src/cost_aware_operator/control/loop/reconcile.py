@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -30,14 +31,13 @@ from cost_aware_operator.control.status.events import Event
 from cost_aware_operator.control.status.log_lines import log_lines
 from cost_aware_operator.control.status.outcome import told
 from cost_aware_operator.control.status.unreadable import told_unreadable, why_unreadable
-from cost_aware_operator.engines.cluster import ApiError, Cluster
+from cost_aware_operator.engines.cluster import ApiError, Cluster, ConflictError
 from cost_aware_operator.planning.plan import Plan, Refusal
 from cost_aware_operator.sources.clock import Clock
 from cost_aware_operator.sources.metrics_source import Agents
-from cost_aware_operator.sources.rank_endpoints import token
 from cost_aware_operator.workload.job import indexed_job
 from cost_aware_operator.workload.names import labels, owner_reference, record_name
-from cost_aware_operator.workload.secret import secret
+from cost_aware_operator.workload.secret import KeyRing, TokenSecret, secret, secret_name
 from cost_aware_operator.workload.service import service
 from cost_aware_trainer.contract import Release
 
@@ -46,6 +46,8 @@ SAVE_SECONDS = 15.0
 """How often the ledger is saved while nothing else makes a save urgent. Later saves lose nothing but the split by cause of what
 happened since."""
 
+NAMES_TRIED = 4
+"""Names that are tried for a Secret in one reconcile."""
 StatusSink = Callable[[TrainingJob, JobStatus], None]
 
 
@@ -59,7 +61,8 @@ class Reconciler:
         gatherer: Gatherer,
         memories: Memories,
         clock: Clock,
-        key_material: bytes,
+        keys: KeyRing,
+        new_suffix: Callable[[], str],
         published: StatusSink,
         forgotten: Callable[[JobKey], None],
     ) -> None:
@@ -68,7 +71,8 @@ class Reconciler:
         self._gatherer = gatherer
         self._memories = memories
         self._clock = clock
-        self._key_material = key_material
+        self._keys = keys
+        self._new_suffix = new_suffix
         self._published = published
         self._forgotten = forgotten
 
@@ -105,8 +109,11 @@ class Reconciler:
         """Does what was decided, the record first; returns what was decided in the end, as the pods may be refused."""
         facts = reading.facts
         shaping = shaping_of(facts, decision)
+        if isinstance(shaping, MakeJob):
+            decision = self._with_secret(job, decision)
         await self._save(job, facts, decision, memory, acts=shaping is not None)
-        refusal = await self._shape_pods(job, facts, shaping)
+        memory.secret_made = memory.secret_made if facts.child is None else ""
+        decision, refusal = await self._shape_pods(job, facts, shaping, decision, memory)
         if refusal is not None:
             # what was saved stays true: the plan is in force, and no attempt can have begun without a Job
             decision = rejected(reading, decision.record, refusal)
@@ -138,10 +145,10 @@ class Reconciler:
 
     async def _tell(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory) -> None:
         pods = {p.uid: p for p in facts.pods}
-        secret_token = token(self._key_material, job.key, job.uid)
+        secret_token = self._keys.token(job, facts.child.token) if facts.child is not None else None
+        if secret_token is None:
+            return
         if decision.tell and decision.order is not None:
-            # written again with every attempt: should the operator's key have changed, running agents learn of it
-            await self._cluster.apply(secret(job, secret_token))
             told = [pods[uid] for uid in decision.tell]
             memory.refused = dict(await self._agents.order(told, decision.order, secret_token))
         if decision.release:
@@ -165,35 +172,67 @@ class Reconciler:
                 raise
             logger.warning("pod %s may not be evicted: %s", name, error, extra=about(job.key))
 
-    async def _shape_pods(self, job: TrainingJob, facts: Facts, shaping: Shaping | None) -> Refusal | None:
+    async def _shape_pods(
+        self, job: TrainingJob, facts: Facts, shaping: Shaping | None, decision: Decision, memory: Memory
+    ) -> tuple[Decision, Refusal | None]:
         """Creates, suspends, resumes or deletes the Indexed Job and what it needs; returns what the API server refused."""
         match shaping:
             case DeleteJob(uid):
                 await self._cluster.delete("Job", job.key, uid)
             case MakeJob(plan):
-                return await self._make_pods(job, facts, plan)
+                return await self._make_pods(job, facts, plan, decision, memory)
             case SetJob(suspend, deadline, completions):
                 await self._cluster.set_job(
                     job.key, suspend=suspend, active_deadline_seconds=deadline, completions=completions
                 )
-        return None
+        return decision, None
 
-    async def _make_pods(self, job: TrainingJob, facts: Facts, plan: Plan) -> Refusal | None:
+    async def _make_pods(
+        self, job: TrainingJob, facts: Facts, plan: Plan, decision: Decision, memory: Memory
+    ) -> tuple[Decision, Refusal | None]:
         owners = await self._cluster.service_owners(job.key)
         if owners is not None and job.uid not in owners:
-            return Refusal("NameTaken", in_the_way("Service", job.key.name))
+            return decision, Refusal("NameTaken", in_the_way("Service", job.key.name))
         try:
-            await self._cluster.apply(secret(job, token(self._key_material, job.key, job.uid)))
+            decision, token = await self._make_secret(job, facts, decision, memory)
             await self._cluster.apply(service(job))
-            await self._cluster.apply(indexed_job(job, plan, facts.defaults, suspend=False))
+            await self._cluster.apply(indexed_job(job, plan, facts.defaults, token, suspend=False))
         except ApiError as error:
             # a field that does not exist is answered with 500 by server-side apply
             if error.status not in (400, 403, 422) and "typed patch object" not in str(error):
                 raise
-            return Refusal(
+            return decision, Refusal(
                 "PodsRefused", f"spec.template: the API server refused the pods; correct what it names: {error}"
             )
-        return None
+        return decision, None
+
+    def _with_secret(self, job: TrainingJob, decision: Decision, *, taken: bool = False) -> Decision:
+        """The decision with the name of a Secret in its record, which is saved before the Secret is made."""
+        found = decision.record.token
+        if found is not None and found.key_version == self._keys.newest and not taken:
+            return decision
+        token = TokenSecret(secret_name(job, self._new_suffix()), self._keys.newest)
+        return replace(decision, record=decision.record.model_copy(update={"token": token}))
+
+    async def _make_secret(
+        self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory
+    ) -> tuple[Decision, TokenSecret]:
+        """Makes the Secret that the record names. A name that is taken, by whomever, takes another suffix: it is never written over.
+
+        Raises:
+            ConflictError: name after name is taken.
+        """
+        for _ in range(NAMES_TRIED):
+            token = decision.record.token
+            text = self._keys.token(job, token)
+            if token is None or text is None:
+                break
+            if token.name == memory.secret_made or await self._cluster.create_secret(secret(job, token.name, text)):
+                memory.secret_made = token.name
+                return decision, token
+            decision = self._with_secret(job, decision, taken=True)
+            await self._save(job, facts, decision, memory, acts=True)
+        raise ConflictError(409, f"every name that was tried for the Secret of {job.key} is taken")
 
     async def _save(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory, *, acts: bool) -> None:
         """Saves the record before anything is done that depends on it. A conflict means that another leader wrote it: stop here.

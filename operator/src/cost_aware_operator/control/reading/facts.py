@@ -77,6 +77,8 @@ class Facts:
     """Prices of today."""
     defaults: PodDefaults
     """What the installation adds to every pod."""
+    key_versions: frozenset[int] = frozenset({1})
+    """Versions of the operator's keys, from which tokens are derived."""
     missing_claims: tuple[MissingClaim, ...] = ()
     """Volumes that the manifest names and that are not there."""
     obstacle: str = ""

@@ -48,6 +48,7 @@ class Gatherer:
         prices: WatchedFile[PriceBook],
         defaults: WatchedFile[PodDefaults],
         clock: Clock,
+        key_versions: frozenset[int] = frozenset({1}),
         scrape_interval_seconds: float = 5.0,
     ) -> None:
         self._cluster = cluster
@@ -58,6 +59,7 @@ class Gatherer:
         self._prices = prices
         self._defaults = defaults
         self._clock = clock
+        self._key_versions = key_versions
 
     async def facts(self, job: TrainingJob, memory: Memory) -> Facts:
         """One job's world now.
@@ -104,6 +106,7 @@ class Gatherer:
             prices=self._prices.value(),
             defaults=self._defaults.value(),
             missing_claims=missing,
+            key_versions=self._key_versions,
             obstacle=obstacle,
             agents=agents,
             unread=unread,

@@ -31,6 +31,8 @@ class Memory:
     """Pods whose agents cannot be worked with, by uid: since when, and why."""
     refused: dict[str, str] = field(default_factory=dict)
     """Pods whose agents refused the newest order, by uid, and why."""
+    secret_made: str = ""
+    """The Secret that was made for a Job which is still to be made; empty where there is none."""
     departed: dict[str, PodView] = field(default_factory=dict)
     """Pods whose deletion was watched and which are not yet accounted, by uid."""
     saved: RunRecord | None = None

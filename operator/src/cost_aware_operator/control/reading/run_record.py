@@ -11,6 +11,7 @@ from cost_aware_operator.adjusting.situation import Window
 from cost_aware_operator.ledger.blocks import Baseline
 from cost_aware_operator.ledger.ledger import LedgerState
 from cost_aware_operator.planning.plan import Plan
+from cost_aware_operator.workload.secret import TokenSecret
 from cost_aware_trainer.contract import RunOrder, RunResult
 
 KEY_RECORD = "record.json"
@@ -111,6 +112,8 @@ class RunRecord(BaseModel):
     """Nodes that were about to end, with the uid of the pod that was moved off each."""
     interval_reason: str = ""
     """Why the newest order saves as often as it does."""
+    token: TokenSecret | None = None
+    """The Secret with the token of the newest Job's pods; its name is saved before it is made."""
     ledger: LedgerState = LedgerState()
     """The books."""
 

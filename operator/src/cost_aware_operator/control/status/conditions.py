@@ -180,7 +180,7 @@ def _straggling(reading: Reading, decision: Decision) -> list[Row]:
 def _ends(reading: Reading, decision: Decision) -> list[Row]:
     now_true: dict[ConditionType, tuple[str, str]] = {}
     if decision.outcome is Outcome.SUSPENDED:
-        now_true[ConditionType.SUSPENDED] = ("SuspendedByOwner", message_of(reading, decision))
+        now_true[ConditionType.SUSPENDED] = (decision.reason or "SuspendedByOwner", message_of(reading, decision))
     elif decision.outcome is Outcome.BUDGET_EXHAUSTED:
         spent = f"${decision.record.ledger.accrued_usd:,.2f} of the budget's dollars are spent; {message_of(reading, decision)}"
         now_true[ConditionType.SUSPENDED] = ("BudgetExhausted", spent)

@@ -21,6 +21,7 @@ from cost_aware_operator.engines.cluster import (
     owner_uids,
     status_document,
 )
+from cost_aware_operator.workload.job import ANNOTATION_ASKED, asked_to_suspend
 
 REQUEST_TIMEOUT_SECONDS = 15.0
 APPLY = "application/apply-patch+yaml"
@@ -210,7 +211,8 @@ class KubernetesCluster:
         spec: dict[str, Any] = {"suspend": suspend, "activeDeadlineSeconds": active_deadline_seconds}
         if completions is not None:
             spec |= {"completions": completions, "parallelism": completions}
-        await self._call("PATCH", path, {"spec": spec}, MERGE, fieldManager=FIELD_OWNER)
+        asked = {"annotations": {ANNOTATION_ASKED: asked_to_suspend(suspend)}}
+        await self._call("PATCH", path, {"metadata": asked, "spec": spec}, MERGE, fieldManager=FIELD_OWNER)
 
     async def write_status(self, job: JobReference, status: Mapping[str, Any]) -> None:
         """The whole status, by server-side apply on the subresource: what is left out is removed.
@@ -260,16 +262,25 @@ class KubernetesCluster:
         except ConflictError:
             return
 
-    async def secret_value(self, namespace: str, name: str, key: str, create_as: str) -> str:
-        """A value of a Secret of the operator's own namespace, made with `create_as` (base64) where it is missing."""
+    async def create_secret(self, document: Mapping[str, Any]) -> bool:
+        """Makes a Secret; False where one of its name is there already, whoever's it is. Nothing of it is read."""
+        path = _PATHS["Secret"].format(quote(document["metadata"]["namespace"]))
+        try:
+            await self._call("POST", path, document, fieldManager=FIELD_OWNER)
+        except ConflictError:
+            return False
+        return True
+
+    async def own_secret(self, namespace: str, name: str, create_as: Mapping[str, str]) -> Mapping[str, str]:
+        """The data (base64) of a Secret of the operator's own namespace, made as `create_as` where it is missing."""
         found = await self._get("Secret", namespace, name)
         if found is None:
-            document = {"metadata": {"name": name}, "type": "Opaque", "data": {key: create_as}}
+            document = {"metadata": {"name": name}, "type": "Opaque", "data": dict(create_as)}
             try:
                 found = await self._call("POST", _PATHS["Secret"].format(quote(namespace)), document)
             except ConflictError:
                 found = await self._get("Secret", namespace, name)
-        return str((found or {})["data"][key])
+        return dict((found or {}).get("data") or {})
 
     async def release_lease(self, namespace: str, name: str, holder: str) -> None:
         """Gives a Lease up, if it is still held: the next leader need not wait until it expires."""
