@@ -5,7 +5,7 @@ A case is a folder: `input.yaml` has the steps, `expected.yaml` what the operato
     keys           keys of the operator's that are added, as text; `keys_gone` names those that are taken away
     new_operator   true: everything that the operator remembered is lost
     advance        seconds that pass
-    patch, delete  what somebody else changes; `kind` and `name` say of which object
+    patch, delete  what somebody else changes; `kind` and `name` say of which object; a pod's deletion may be `watched`
     put            objects that somebody makes, over one of `bases.yaml` each; `$now` in them is the time
     agents         answers of the agents, by pod; null is silence. They stay until they are changed
     ranks          `training` or `samples`, by pod, as lists; they stay as well
@@ -32,6 +32,7 @@ import yaml
 
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.control.loop.reconcile import Reconciler
+from cost_aware_operator.control.reading.bills import Bills
 from cost_aware_operator.control.reading.gather import Gatherer
 from cost_aware_operator.control.reading.memory import Memories
 from cost_aware_operator.control.reading.nodes import CachedNodes
@@ -44,7 +45,7 @@ from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.sources.files import defaults_file, price_file
 from cost_aware_operator.sources.metrics_source import AgentAnswers, Answers
 from cost_aware_operator.workload.secret import KeyRing
-from cost_aware_operator.workload.views import PodView
+from cost_aware_operator.workload.views import PodView, pod_view
 from cost_aware_trainer.contract import AgentStatus, ContractError, Phase, Release, RunOrder
 
 START = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
@@ -169,11 +170,14 @@ class World:
         nodes = CachedNodes(cluster, self.clock)
         prices, defaults = price_file(None), defaults_file(None)
         versions = KeyRing.of(self.keys).versions
+        bills = Bills(cluster, "operators")
+        self.memories = Memories()
         self.reconciler = Reconciler(
             cluster=cluster,
+            bills=bills,
             agents=self.agents,
-            gatherer=Gatherer(cluster, self.agents, self.ranks, nodes, prices, defaults, self.clock, versions),
-            memories=Memories(),
+            gatherer=Gatherer(cluster, self.agents, self.ranks, nodes, prices, defaults, bills, self.clock, versions),
+            memories=self.memories,
             clock=self.clock,
             keys=KeyRing.of(self.keys),
             new_suffix=lambda: f"{next(self._suffixes):08x}",
@@ -228,7 +232,10 @@ class World:
                 self.store.patch(key, patch, "somebody")
         for given in change.get("delete", []):
             key = ObjectKey(given["kind"], KEY.namespace, given["name"])
+            before = self.store.get(key) if given.get("watched") else None
             self.store.delete(key, grace_seconds=given.get("grace_seconds"))
+            if before is not None and (view := pod_view(before)) is not None:
+                self.memories.depart(KEY, view, self.clock.now())
         for given in change.get("put", []):
             self._put(given)
         self._ours = ours

@@ -32,6 +32,7 @@ from cost_aware_operator.app.watches import Version, kopf_settings, registry, ve
 from cost_aware_operator.control.loop.queue import KeyedQueue
 from cost_aware_operator.control.loop.reconcile import Reconciler
 from cost_aware_operator.control.loop.worker import work
+from cost_aware_operator.control.reading.bills import Bills
 from cost_aware_operator.control.reading.gather import Gatherer
 from cost_aware_operator.control.reading.memory import Memories
 from cost_aware_operator.control.reading.nodes import CachedNodes
@@ -122,8 +123,13 @@ class Operator:
     async def _reconciler(self) -> Reconciler:
         made = {FIRST_KEY: base64.b64encode(secrets.token_bytes(32)).decode()}
         keys = KeyRing.of(await self.cluster.own_secret(self.settings.namespace, self.settings.key_secret, made))
+        bills = Bills(self.cluster, self.settings.namespace)
+        for key in await bills.open_keys():
+            # a job that went while no operator looked is told of by its bill alone
+            await self.queue.add(key)
         return Reconciler(
             cluster=self.cluster,
+            bills=bills,
             agents=self._ranks,
             gatherer=Gatherer(
                 self.cluster,
@@ -132,6 +138,7 @@ class Operator:
                 CachedNodes(self.cluster, self.clock),
                 price_file(self.settings.prices_file),
                 defaults_file(self.settings.pod_defaults_file),
+                bills,
                 self.clock,
                 keys.versions,
                 self.settings.scrape_interval_seconds,

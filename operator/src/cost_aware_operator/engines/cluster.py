@@ -100,6 +100,9 @@ class Cluster(Protocol):
     async def config_map(self, namespace: str, name: str) -> StoredData | None:
         """A ConfigMap's data."""
 
+    async def config_maps(self, namespace: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        """ConfigMaps by labels."""
+
     async def service_owners(self, key: JobKey) -> frozenset[str] | None:
         """The owners' uids of the Service of a job's name; None where there is no such Service."""
 

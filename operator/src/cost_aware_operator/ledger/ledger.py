@@ -101,7 +101,7 @@ class TrainedSteps:
 
 
 class _State(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="allow")
 
 
 class PodAccount(_State):
@@ -225,19 +225,22 @@ def accrue(
     # steps of the newest attempt are counted once, however often they are seen
     before = 0 if restarted else max(0, state.trained_step - state.attempt_resumed_step)
     stepped = max(0, progress.step - resumed - before) if progress.attempt >= max(state.attempt, 1) else 0
-    return LedgerState(
-        usd=book.usd,
-        seconds=book.seconds,
-        data_usd=book.data_usd,
-        transfer_usd=book.transfer_usd,
-        **_fees(state, pods, fees or Fees(), now),
-        pod_seconds=book.pod_seconds,
-        unpriced_pod_seconds=book.unpriced_pod_seconds,
-        attempt=max(state.attempt, progress.attempt),
-        attempt_resumed_step=resumed,
-        trained_step=progress.step if restarted else max(state.trained_step, progress.step),
-        trained_steps=state.trained_steps + stepped,
-        accounts=tuple(book.accounts),
+    # a copy, so that what a newer operator wrote beside it is kept
+    return state.model_copy(
+        update={
+            "usd": book.usd,
+            "seconds": book.seconds,
+            "data_usd": book.data_usd,
+            "transfer_usd": book.transfer_usd,
+            **_fees(state, pods, fees or Fees(), now),
+            "pod_seconds": book.pod_seconds,
+            "unpriced_pod_seconds": book.unpriced_pod_seconds,
+            "attempt": max(state.attempt, progress.attempt),
+            "attempt_resumed_step": resumed,
+            "trained_step": progress.step if restarted else max(state.trained_step, progress.step),
+            "trained_steps": state.trained_steps + stepped,
+            "accounts": tuple(book.accounts),
+        }
     )
 
 

@@ -12,6 +12,7 @@ from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.names import (
     CHECKPOINT_MOUNT,
+    LABEL_UID,
     checkpoint_folder,
     child_metadata,
     labels,
@@ -124,7 +125,7 @@ def _pod_template(job: TrainingJob, plan: Plan, defaults: PodDefaults, secret: s
         spec["imagePullSecrets"] = [{"name": name} for name in template.image_pull_secrets]
     return {
         "metadata": {
-            "labels": {**template.labels, **labels(job.key.name)},
+            "labels": {**template.labels, **labels(job.key.name), LABEL_UID: job.uid},
             "annotations": dict(template.annotations),
         },
         "spec": spec,

@@ -21,6 +21,10 @@ def record_name(job: str) -> str:
     return f"{job}-run"
 
 
+LABEL_UID = "costaware.dev/job-uid"
+"""On every pod: the uid of the training job that pays for it."""
+
+
 def labels(job: str) -> dict[str, str]:
     """On every child; the selectors of Service and watches."""
     return {

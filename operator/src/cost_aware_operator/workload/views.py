@@ -9,6 +9,7 @@ from typing import Any
 
 from cost_aware_operator.api import FIELD_OWNER
 from cost_aware_operator.workload.job import ANNOTATION_ASKED, ANNOTATION_KEY, ANNOTATION_SECRET, ANNOTATION_TEMPLATE
+from cost_aware_operator.workload.names import LABEL_UID
 from cost_aware_operator.workload.node_labels import INSTANCE_TYPE_LABELS, ZONE_LABELS, is_spot
 from cost_aware_operator.workload.secret import TokenSecret
 
@@ -56,6 +57,10 @@ class PodView:
     """Its container's exit code; None while it runs."""
     priority: int = 0
     """Its priority."""
+    owner_uid: str = ""
+    """Uid of the Job that made it; empty of a pod that none did."""
+    job_uid: str = ""
+    """Uid of the training job that pays for it; empty of a pod of before that was written on it."""
     last_message: str = ""
     """What its agent left for the kubelet; see `cost_aware_trainer.contract.TERMINATION_FILE`."""
 
@@ -180,6 +185,8 @@ def pod_view(document: Mapping[str, Any]) -> PodView | None:
         image_problem=waiting.get("reason") in IMAGE_REASONS,
         exit_code=terminated.get("exitCode"),
         priority=(document.get("spec") or {}).get("priority") or 0,
+        owner_uid=next((r["uid"] for r in metadata.get("ownerReferences") or () if r.get("controller")), ""),
+        job_uid=(metadata.get("labels") or {}).get(LABEL_UID, ""),
         last_message=terminated.get("message") or "",
     )
 

@@ -5,6 +5,7 @@ Level-based and safe to repeat. A leader that lost its Lease is stopped by the s
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Iterable, Mapping
@@ -12,15 +13,16 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from pydantic import ValidationError
-
 from cost_aware_operator.api import KIND, MANAGER
 from cost_aware_operator.api.job import JobKey, JobReference, TrainingJob
 from cost_aware_operator.api.status import JobStatus
+from cost_aware_operator.control.loop.closing import Bookkeeper, is_spent
 from cost_aware_operator.control.loop.worker import about
+from cost_aware_operator.control.policy.accounting import fees_now
 from cost_aware_operator.control.policy.decide import BLOCKED_SECONDS, decide, rejected
 from cost_aware_operator.control.policy.decision import Decision
 from cost_aware_operator.control.policy.shaping import DeleteJob, MakeJob, SetJob, Shaping, shaping_of
+from cost_aware_operator.control.reading.bills import Bills, bill_of
 from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.control.reading.gather import Gatherer, in_the_way
 from cost_aware_operator.control.reading.memory import Memories, Memory
@@ -31,7 +33,7 @@ from cost_aware_operator.control.status.events import Event
 from cost_aware_operator.control.status.log_lines import log_lines
 from cost_aware_operator.control.status.outcome import told
 from cost_aware_operator.control.status.unreadable import told_unreadable, why_unreadable
-from cost_aware_operator.engines.cluster import ApiError, Cluster, ConflictError
+from cost_aware_operator.engines.cluster import ApiError, Cluster, ConflictError, owner_uids
 from cost_aware_operator.planning.plan import Plan, Refusal
 from cost_aware_operator.sources.clock import Clock
 from cost_aware_operator.sources.metrics_source import Agents
@@ -39,6 +41,7 @@ from cost_aware_operator.workload.job import indexed_job
 from cost_aware_operator.workload.names import labels, owner_reference, record_name
 from cost_aware_operator.workload.secret import KeyRing, TokenSecret, secret, secret_name
 from cost_aware_operator.workload.service import service
+from cost_aware_operator.workload.views import child_job_view
 from cost_aware_trainer.contract import Release
 
 logger = logging.getLogger(__name__)
@@ -60,6 +63,7 @@ class Reconciler:
         agents: Agents,
         gatherer: Gatherer,
         memories: Memories,
+        bills: Bills,
         clock: Clock,
         keys: KeyRing,
         new_suffix: Callable[[], str],
@@ -71,6 +75,8 @@ class Reconciler:
         self._gatherer = gatherer
         self._memories = memories
         self._clock = clock
+        self._bills = bills
+        self._books = Bookkeeper(bills, gatherer, memories, clock)
         self._keys = keys
         self._new_suffix = new_suffix
         self._published = published
@@ -85,21 +91,41 @@ class Reconciler:
         Raises:
             ApiError: the API server refused or could not be reached; try again.
         """
+        try:
+            return await self._reconciled(key)
+        except (ApiError, TimeoutError):
+            raise
+        except Exception as error:
+            # it is logged by whoever called, and tried again; the job's owner must not be left without a word, nor its books
+            with contextlib.suppress(ApiError):
+                await self._tell_fault(key, error)
+            raise
+
+    async def _reconciled(self, key: JobKey) -> float | None:
         document = await self._cluster.training_job(key)
         if document is None or document["metadata"].get("deletionTimestamp") is not None:
-            self._memories.forget(key)
+            again = await self._books.close(key, None)
+            if again is None:
+                self._memories.forget(key)
             self._forgotten(key)
-            return None
+            return again
+        again = await self._books.close(key, document["metadata"]["uid"])
+        mine = await self._reconciled_alive(key, document)
+        return min((s for s in (again, mine) if s is not None), default=None)
+
+    async def _reconciled_alive(self, key: JobKey, document: dict[str, Any]) -> float | None:
         if (document.get("spec") or {}).get("managedBy", MANAGER) != MANAGER:
             return None
         try:
             job = TrainingJob.parse(document)
-        except ValidationError:
+        except (ValueError, KeyError, TypeError):
+            await self._keep_books(key, document["metadata"]["uid"], end=False)
             return await self._tell_unreadable(document, "ManifestUnreadable", why_unreadable(document))
         memory = self._memories.of(key, job.uid)
         try:
             facts = await self._gatherer.facts(job, memory)
         except RecordUnreadableError as error:
+            await self._keep_books(key, job.uid, end=True)
             return await self._tell_unreadable(document, "RecordUnreadable", str(error))
         reading = Reading(facts)
         decision = await self._act(job, reading, decide(reading), memory)
@@ -132,6 +158,35 @@ class Reconciler:
         if decision.delete_job:
             await self._cluster.delete(KIND, job.key, job.uid)
         return decision
+
+    async def _keep_books(self, key: JobKey, uid: str, *, end: bool) -> None:
+        """Books the pods of a job of which something cannot be read; ends them where that is due, or where the budget is spent."""
+        memory = self._memories.of(key, uid)
+        memory.bill_read, memory.saved = False, None
+        with contextlib.suppress(RecordUnreadableError):
+            stored = await self._bills.read(uid)
+            if stored is not None:
+                end = is_spent((await self._books.book(key, stored)).bill) or end
+        document = await self._cluster.child_job(key) if end else None
+        if document is None or uid not in owner_uids(document):
+            return
+        child = child_job_view(document)
+        if not (child.suspended or child.complete or child.failure is not None or child.deleting):
+            await self._cluster.set_job(
+                key, suspend=True, active_deadline_seconds=child.active_deadline_seconds, completions=None
+            )
+
+    async def _tell_fault(self, key: JobKey, error: Exception) -> None:
+        document = await self._cluster.training_job(key)
+        if document is None:
+            return
+        message = (
+            f"the operator met an error of its own ({type(error).__name__}); its log has the rest, and it tries again. Pods that run go on, "
+            "and are paid for: write an issue with the log's lines about this job"
+        )
+        with contextlib.suppress(Exception):
+            await self._keep_books(key, document["metadata"]["uid"], end=False)
+        await self._tell_unreadable(document, "OperatorFault", message)
 
     async def _tell_unreadable(self, document: Mapping[str, Any], reason: str, message: str) -> float:
         """Writes one condition about a job and leaves all else as it is; nothing where that was done before."""
@@ -257,17 +312,27 @@ class Reconciler:
                 "labels": labels(job.key.name),
                 "ownerReferences": [owner_reference(job)],
             },
-            "data": to_data(decision.record, decision.order, decision.result),
+            "data": {**memory.kept, **to_data(decision.record, decision.order, decision.result)},
         }
         try:
+            if memory.bill is not None or acts or decision.record.ledger.pod_seconds:
+                await self._save_bill(job, facts, decision, memory)
             memory.record_version = await self._cluster.save_config_map(document, memory.record_version)
         except ApiError:
-            memory.saved = None
+            memory.saved, memory.bill_read = None, False
             raise
         memory.saved, memory.dirty = decision.record, False
         memory.saved_at = self._clock.monotonic()
         for pod in facts.departed:
             memory.departed.pop(pod.uid, None)
+
+    async def _save_bill(self, job: TrainingJob, facts: Facts, decision: Decision, memory: Memory) -> None:
+        """Saves the books where the job's namespace has no say, before the record that says the same."""
+        before = memory.bill.bill if memory.bill is not None else None
+        child = facts.child.uid if facts.child is not None else None
+        bill = bill_of(job, decision.record, before, child, fees_now(facts), facts.now, decision.delete_job)
+        if bill != before:
+            memory.bill = await self._bills.save(bill, memory.bill.version if memory.bill is not None else None)
 
 
 def _event_name(job: JobReference, generation: int, attempt: int, event: Event) -> str:

@@ -17,7 +17,9 @@ from cost_aware_trainer.contract import AgentPhase, Phase
 def booked(reading: Reading) -> LedgerState:
     """The ledger with every pod accounted to now or to its end."""
     facts = reading.facts
-    pods = [one for pod in (*facts.pods, *facts.departed) if (one := _pod_facts(reading, pod)) is not None]
+    pods = [
+        one for pod in (*facts.pods, *facts.former, *facts.departed) if (one := _pod_facts(reading, pod)) is not None
+    ]
     return accrue(facts.record.ledger, pods, progress_of(reading), facts.now, fees_now(facts), facts.told_ends)
 
 

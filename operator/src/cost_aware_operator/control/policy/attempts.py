@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from cost_aware_operator.adjusting.changes import described
 from cost_aware_operator.control.reading.facts import Facts
-from cost_aware_operator.control.reading.run_record import RunRecord
+from cost_aware_operator.control.reading.run_record import KEY_ORDER, RunRecord
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.workload.order import carries_out
 from cost_aware_operator.workload.views import PodView
@@ -214,6 +214,9 @@ def _untold(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
         return None
     told = set(members.values())
     behind = tuple(p.uid for p, agent in _current(facts) if p.uid in told and agent.attempt < record.attempt)
+    if behind and KEY_ORDER in facts.unknown_fields:
+        # an order of a newer operator: nobody can be told of it here
+        return Start(members, "the order of the attempt before cannot be read")
     refusing = [f"pod {one.pod}: {one.why}" for one in facts.unread if one.uid in behind]
     return Tell(behind, "; ".join(refusing[:MOST_NAMED])) if behind else None
 

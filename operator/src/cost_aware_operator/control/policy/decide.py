@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from cost_aware_operator.adjusting.changes import Kind, under_way
+from cost_aware_operator.api.job import ANNOTATION_AGAIN
 from cost_aware_operator.api.spec import OnExhausted
 from cost_aware_operator.control.policy import attempts
 from cost_aware_operator.control.policy.accounting import booked, budget_left_usd
@@ -144,6 +145,20 @@ def refused(reading: Reading, record: RunRecord) -> Decision | None:
     return rejected(reading, record, reading.answer) if isinstance(reading.answer, Refusal) else None
 
 
+def already_trained(reading: Reading, record: RunRecord) -> Decision | None:
+    """An earlier job of this name did the same to its end and was deleted in its time: nobody asked for it to be paid twice."""
+    facts = reading.facts
+    bill = facts.done_before
+    if bill is None or record.attempt > 0 or facts.child is not None or facts.job.trains_again:
+        return None
+    message = (
+        f"a job of this name (uid {bill.uid}) trained the same to its end for ${bill.ledger.accrued_usd:,.2f}, and was deleted when "
+        f"ttlSecondsAfterFinished was over; its checkpoints are in {bill.folder}. It is not trained and paid again without a word: "
+        f'take the manifest out of what applies it, or say so by the annotation {ANNOTATION_AGAIN}: "true"'
+    )
+    return rejected(reading, record, Refusal("AlreadyTrained", message))
+
+
 def volume_missing(reading: Reading, record: RunRecord) -> Decision | None:
     """A volume that the manifest names is not there, and no pod waits for it yet."""
     facts = reading.facts
@@ -260,6 +275,7 @@ CHAIN: tuple[Check, ...] = (
     name_taken,
     finished,
     refused,
+    already_trained,
     volume_missing,
     pods_failed,
     completed,

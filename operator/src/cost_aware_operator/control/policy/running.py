@@ -50,7 +50,7 @@ def decision_of(
     """A decision with what follows from record and plan: the number of pods, and whether the record must be saved now."""
     facts = reading.facts
     # a pod that has just ended cannot be found out about again
-    ended = bool(facts.departed) or any(p.ended_at is not None for p in facts.pods)
+    ended = bool(facts.departed) or any(p.ended_at is not None for p in (*facts.pods, *facts.former))
     return Decision(
         record=record,
         order=order or facts.order,

@@ -9,6 +9,7 @@ from datetime import datetime
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.costs.tables.prices import PriceBook
+from cost_aware_operator.ledger.bill import Bill
 from cost_aware_operator.observing.samples import RankSample, Scrape
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.views import ChildJobView, NodeView, PodView
@@ -77,6 +78,14 @@ class Facts:
     """Prices of today."""
     defaults: PodDefaults
     """What the installation adds to every pod."""
+    former: tuple[PodView, ...] = ()
+    """Pods of this job whose Job is gone: they end, and are paid for until they have."""
+    bill: Bill | None = None
+    """The job's bill; None before the first."""
+    done_before: Bill | None = None
+    """The bill of an earlier job that trained the same to its end; looked for only before the first pod is made."""
+    unknown_fields: tuple[str, ...] = ()
+    """Fields of the record and the bill that this operator does not know, and keeps."""
     key_versions: frozenset[int] = frozenset({1})
     """Versions of the operator's keys, from which tokens are derived."""
     missing_claims: tuple[MissingClaim, ...] = ()

@@ -174,6 +174,12 @@ class KubernetesCluster:
             return None
         return StoredData(document.get("data") or {}, document["metadata"]["resourceVersion"], owner_uids(document))
 
+    async def config_maps(self, namespace: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        """ConfigMaps by labels."""
+        selector = ",".join(f"{k}={v}" for k, v in labels.items())
+        path = _PATHS["ConfigMap"].format(quote(namespace))
+        return list((await self._call("GET", path, labelSelector=selector)).get("items", []))
+
     async def service_owners(self, key: JobKey) -> frozenset[str] | None:
         """The owners' uids of the Service of a job's name; None where there is no such Service."""
         document = await self._get("Service", key.namespace, key.name)

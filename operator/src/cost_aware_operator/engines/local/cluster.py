@@ -88,6 +88,11 @@ class LocalCluster:
             return None
         return StoredData(document.get("data") or {}, document["metadata"]["resourceVersion"], owner_uids(document))
 
+    async def config_maps(self, namespace: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        """ConfigMaps by labels."""
+        found = self._store.list("ConfigMap", namespace)
+        return [one for one in found if labels.items() <= (one["metadata"].get("labels") or {}).items()]
+
     async def service_owners(self, key: JobKey) -> frozenset[str] | None:
         """The owners' uids of the Service of a job's name; None where there is no such Service."""
         document = self._store.get(ObjectKey("Service", key.namespace, key.name))
