@@ -39,7 +39,7 @@ from cost_aware_operator.control.reading.nodes import CachedNodes
 from cost_aware_operator.engines.cluster import ApiError
 from cost_aware_operator.engines.kubernetes.client import KubernetesCluster, connect
 from cost_aware_operator.engines.kubernetes.lease import Lease
-from cost_aware_operator.sources.clock import SystemClock
+from cost_aware_operator.sources.clock import SteadyClock, SystemClock
 from cost_aware_operator.sources.files import defaults_file, price_file
 from cost_aware_operator.sources.metrics_source import MetricsSource
 from cost_aware_operator.sources.prometheus import PrometheusSource
@@ -57,8 +57,8 @@ class Operator:
 
     def __init__(self, settings: Settings, api: client.ApiClient, session: aiohttp.ClientSession) -> None:
         self.settings = settings
-        self.clock = SystemClock()
-        self.cluster = KubernetesCluster(api)
+        self.clock = SteadyClock(SystemClock())
+        self.cluster = KubernetesCluster(api, self.clock.heard)
         self.queue: KeyedQueue[JobKey] = KeyedQueue(self.clock.monotonic)
         self.memories = Memories()
         self.telemetry = Telemetry(lambda: len(self.queue), lambda: self.queue.oldest_seconds)
@@ -141,6 +141,7 @@ class Operator:
                 bills,
                 self.clock,
                 keys.versions,
+                self.clock.problem,
                 self.settings.scrape_interval_seconds,
             ),
             memories=self.memories,

@@ -57,6 +57,10 @@ class PodView:
     """Its container's exit code; None while it runs."""
     priority: int = 0
     """Its priority."""
+    scheduled_at: datetime | None = None
+    """When it was given its node, by the control plane's clock; None before, or if not told."""
+    is_end_watched: bool = False
+    """Whether `ended_at` is when its deletion was seen, as its node told no end."""
     owner_uid: str = ""
     """Uid of the Job that made it; empty of a pod that none did."""
     job_uid: str = ""
@@ -185,6 +189,7 @@ def pod_view(document: Mapping[str, Any]) -> PodView | None:
         image_problem=waiting.get("reason") in IMAGE_REASONS,
         exit_code=terminated.get("exitCode"),
         priority=(document.get("spec") or {}).get("priority") or 0,
+        scheduled_at=_condition_time(status, "PodScheduled") if (document.get("spec") or {}).get("nodeName") else None,
         owner_uid=next((r["uid"] for r in metadata.get("ownerReferences") or () if r.get("controller")), ""),
         job_uid=(metadata.get("labels") or {}).get(LABEL_UID, ""),
         last_message=terminated.get("message") or "",

@@ -10,6 +10,7 @@ from cost_aware_operator.control.reading.bills import Bills, StoredBill, is_of
 from cost_aware_operator.control.reading.gather import Gatherer
 from cost_aware_operator.control.reading.memory import Memories
 from cost_aware_operator.control.reading.unreadable_record import RecordUnreadableError
+from cost_aware_operator.ledger.accounts import LAG_SECONDS
 from cost_aware_operator.ledger.bill import Bill
 from cost_aware_operator.ledger.ledger import Cause, Fees, PodFacts, TrainedSteps, accrue
 from cost_aware_operator.sources.clock import Clock
@@ -67,7 +68,7 @@ class Bookkeeper:
         nodes = await self._gatherer.nodes_of(own.values())
         pods = [one for pod in own.values() if (one := self._facts(pod, nodes)) is not None]
         fees = Fees(bill.storage_hourly_usd, bill.management_hourly_usd)
-        ledger = accrue(bill.ledger, pods, TrainedSteps(), self._clock.now(), fees)
+        ledger = accrue(bill.ledger, pods, TrainedSteps(), self._clock.now(), fees, None, LAG_SECONDS)
         if ledger == bill.ledger:
             return stored
         saved = await self._bills.save(bill.model_copy(update={"ledger": ledger}), stored.version)
@@ -86,6 +87,8 @@ class Bookkeeper:
             ended_at=pod.ended_at,
             instance_type=node.instance_type if node is not None else None,
             zone=node.zone if node is not None else None,
+            scheduled_at=pod.scheduled_at or pod.created_at,
+            is_end_watched=pod.is_end_watched,
             price=self._gatherer.price(node) if node is not None else None,
             otherwise=Cause.IDLE,
         )

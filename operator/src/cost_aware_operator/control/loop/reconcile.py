@@ -181,8 +181,8 @@ class Reconciler:
         if document is None:
             return
         message = (
-            f"the operator met an error of its own ({type(error).__name__}); its log has the rest, and it tries again. Pods that run go on, "
-            "and are paid for: write an issue with the log's lines about this job"
+            f"the operator met an error of its own ({type(error).__name__}); its log has the rest, and it tries again. Pods that run "
+            "go on and are paid for: write an issue with the log's lines about this job"
         )
         with contextlib.suppress(Exception):
             await self._keep_books(key, document["metadata"]["uid"], end=False)

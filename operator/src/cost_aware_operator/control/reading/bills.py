@@ -1,4 +1,4 @@
-"""Bills of all jobs, in the operator's own namespace: they outlive their jobs, and whoever may edit a job's namespace cannot empty them."""
+"""Bills of all jobs, in the operator's own namespace: they outlive jobs, and whoever may edit a job's namespace cannot empty them."""
 
 from __future__ import annotations
 

@@ -86,6 +86,8 @@ class Facts:
     """The bill of an earlier job that trained the same to its end; looked for only before the first pod is made."""
     unknown_fields: tuple[str, ...] = ()
     """Fields of the record and the bill that this operator does not know, and keeps."""
+    clock_problem: str = ""
+    """What is wrong with the operator's clock or the API server's; empty while nothing is."""
     key_versions: frozenset[int] = frozenset({1})
     """Versions of the operator's keys, from which tokens are derived."""
     missing_claims: tuple[MissingClaim, ...] = ()

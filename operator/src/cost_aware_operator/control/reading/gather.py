@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 
 from cost_aware_operator.adjusting.capacity import nodes_lost
@@ -52,6 +52,7 @@ class Gatherer:
         bills: Bills,
         clock: Clock,
         key_versions: frozenset[int] = frozenset({1}),
+        clock_problem: Callable[[], str] = str,
         scrape_interval_seconds: float = 5.0,
     ) -> None:
         self._cluster = cluster
@@ -61,7 +62,7 @@ class Gatherer:
         self._nodes = nodes
         self._prices = prices
         self._defaults = defaults
-        self._bills = bills
+        self._bills, self._clock_problem = bills, clock_problem
         self._clock = clock
         self._key_versions = key_versions
 
@@ -102,6 +103,7 @@ class Gatherer:
             bill=memory.bill.bill if memory.bill is not None else None,
             done_before=await self._done_before(job, record, memory) if child is None else None,
             unknown_fields=memory.unknown_fields,
+            clock_problem=self._clock_problem(),
             nodes=nodes,
             record=record,
             order=order,

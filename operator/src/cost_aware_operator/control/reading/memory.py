@@ -87,7 +87,7 @@ class Memories:
         if pod.started_at is None:
             return
         left = self.departed(key)
-        left[pod.uid] = pod if pod.ended_at is not None else replace(pod, ended_at=now)
+        left[pod.uid] = pod if pod.ended_at is not None else replace(pod, ended_at=now, is_end_watched=True)
         while len(left) > DEPARTED_KEPT:
             del left[next(iter(left))]
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -68,10 +71,10 @@ def default_namespace() -> str:
 
 
 class KubernetesCluster:
-    """The Cluster of a Kubernetes API server."""
+    """The Cluster of a Kubernetes API server. `heard` is told the server's time, as each of its answers has it."""
 
-    def __init__(self, api: client.ApiClient) -> None:
-        self._api = api
+    def __init__(self, api: client.ApiClient, heard: Callable[[datetime], None] = lambda _: None) -> None:
+        self._api, self._heard = api, heard
 
     async def _call(
         self,
@@ -91,6 +94,7 @@ class KubernetesCluster:
                 auth_settings=["BearerToken"],
             )
             answer = await self._api.call_api(*request, _request_timeout=REQUEST_TIMEOUT_SECONDS)
+            self._tell_time(str(answer.headers.get("Date", "")))
             await answer.read()
         except ApiException as error:
             raise ApiError(error.status or 0, str(error.reason)) from error
@@ -106,6 +110,11 @@ class KubernetesCluster:
             kind = ConflictError if answer.status == 409 else ApiError
             raise kind(answer.status, str(document.get("message", answer.reason)))
         return document
+
+    def _tell_time(self, date: str) -> None:
+        with contextlib.suppress(ValueError, TypeError):
+            found = parsedate_to_datetime(date)
+            self._heard(found if found.tzinfo is not None else found.replace(tzinfo=UTC))
 
     async def _get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         try:
