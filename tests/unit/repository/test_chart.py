@@ -149,6 +149,20 @@ def test_tokens_of_jobs_are_made_but_never_read_and_never_written_over() -> None
 
 
 @needs_helm
+def test_bills_are_kept_in_the_operator_s_namespace_alone() -> None:
+    for options in ((), NAMESPACED):
+        documents = render(*options)
+        own = [
+            d
+            for d in documents
+            if d["kind"] == "Role" and d["metadata"]["name"] == "trial-cost-aware-training-operator"
+        ]
+        assert grants(rules(own, "Role"), "", "configmaps") == {"get", "list", "create", "update", "delete"}
+        others = [d for d in documents if d not in own]
+        assert grants(rules(others, "ClusterRole", "Role"), "", "configmaps") == {"get", "create", "update"}
+
+
+@needs_helm
 def test_cluster_wide_roles() -> None:
     cluster = rules(render(), "ClusterRole")
     assert grants(cluster, "costaware.dev", "costawaretrainingjobs") == {"get", "list", "watch", "delete"}

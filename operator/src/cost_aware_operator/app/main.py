@@ -44,7 +44,7 @@ from cost_aware_operator.sources.files import defaults_file, price_file
 from cost_aware_operator.sources.metrics_source import MetricsSource
 from cost_aware_operator.sources.prometheus import PrometheusSource
 from cost_aware_operator.sources.rank_endpoints import RankEndpoints
-from cost_aware_operator.workload.secret import FIRST_KEY, KeyRing
+from cost_aware_operator.workload.secret import KeyRing
 
 logger = logging.getLogger("cost_aware_operator")
 LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS = 15, 10, 2
@@ -121,7 +121,7 @@ class Operator:
             os._exit(1)
 
     async def _reconciler(self) -> Reconciler:
-        made = {FIRST_KEY: base64.b64encode(secrets.token_bytes(32)).decode()}
+        made = {KeyRing.entry(self.clock.now()): base64.b64encode(secrets.token_bytes(32)).decode()}
         keys = KeyRing.of(await self.cluster.own_secret(self.settings.namespace, self.settings.key_secret, made))
         bills = Bills(self.cluster, self.settings.namespace)
         for key in await bills.open_keys():

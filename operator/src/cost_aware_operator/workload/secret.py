@@ -12,14 +12,15 @@ import hmac
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.workload.names import child_metadata
 
 FIRST_KEY = "key"
-"""The entry of the first key in the operator's own Secret; later ones are `key-2`, `key-3` and so on."""
-_LATER_KEY = re.compile(r"key-([1-9][0-9]{0,8})")
+"""The entry of the first key in the operator's own Secret, of version 1; others are `key-` and a greater number, a time."""
+_LATER_KEY = re.compile(r"key-([1-9][0-9]{0,11})")
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,11 @@ class KeyRing:
         if not keys:
             raise ValueError(f"there is no entry {FIRST_KEY!r}: delete the Secret to have one made")
         return cls(keys)
+
+    @staticmethod
+    def entry(made_at: datetime) -> str:
+        """The entry of a key that is made now: if the one before was lost, nobody shall take this one for it."""
+        return f"{FIRST_KEY}-{int(made_at.timestamp())}"
 
     @property
     def newest(self) -> int:

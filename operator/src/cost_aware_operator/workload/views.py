@@ -162,7 +162,8 @@ def pod_view(document: Mapping[str, Any]) -> PodView | None:
     """A pod of an Indexed Job; None for a pod without an index, which is none of ours."""
     metadata, status = document["metadata"], document.get("status") or {}
     index = (metadata.get("annotations") or {}).get(INDEX_ANNOTATION)
-    if index is None:
+    if index is None or not index.isdecimal() or len(index) > 9:
+        # whoever may edit pods may write anything there
         return None
     containers = status.get("containerStatuses") or []
     state = (containers[0].get("state") or {}) if containers else {}
@@ -238,7 +239,7 @@ def child_job_view(document: Mapping[str, Any]) -> ChildJobView:
 
 def _token_secret(annotations: Mapping[str, str]) -> TokenSecret | None:
     name, version = annotations.get(ANNOTATION_SECRET), annotations.get(ANNOTATION_KEY, "")
-    return TokenSecret(name, int(version)) if name and version.isdecimal() and len(version) < 10 else None
+    return TokenSecret(name, int(version)) if name and version.isdecimal() and len(version) < 13 else None
 
 
 def _held_by(document: Mapping[str, Any]) -> str:

@@ -184,3 +184,14 @@ def test_what_an_agent_left_for_the_kubelet_is_read() -> None:
     view = pod_view(document)
     assert view is not None
     assert (view.succeeded, view.last_message, view.problem) == (True, "{}", "")
+
+
+def test_a_job_made_again_under_a_name_does_not_meet_the_pods_of_the_one_before() -> None:
+    given = job()
+    again = replace(given, uid="another")
+    pods = [
+        indexed_job(one, plan_of(one), PodDefaults(), TOKEN, suspend=False)["spec"]["template"]["metadata"]["labels"]
+        for one in (given, again)
+    ]
+    chosen = [service(one)["spec"]["selector"] for one in (given, again)]
+    assert [[wants.items() <= has.items() for has in pods] for wants in chosen] == [[True, False], [False, True]]
