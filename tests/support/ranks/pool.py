@@ -10,7 +10,7 @@ class PoolError(AssertionError):
 
 
 class RankPool:
-    """Runs functions of `cases`, `compression_cases` and `probe_cases` on the first `world` of `size` processes."""
+    """Runs functions of `cases`, `compression_cases`, `probe_cases` and `session_cases` on the first `world` of `size` processes."""
 
     def __init__(self, context, size):
         self._context, self._size, self._number = context, size, 0

@@ -21,7 +21,7 @@ ENV_COLLECTIVE_TIMEOUT = "CATJ_COLLECTIVE_TIMEOUT_SECONDS"
 TIMEOUT = timedelta(seconds=float(os.environ.get(ENV_COLLECTIVE_TIMEOUT, "60")))
 """Time-out of a collective. One that takes longer has lost a peer. Every other rank would pay for torch's own 30 minutes."""
 
-_FLAGS = 6
+_FLAGS = 7
 _LIMBS = 4
 _LIMB_BITS = 16
 
@@ -171,6 +171,8 @@ class StepVote:
     """Whether a copy to other nodes' memory is due."""
     is_copying: bool = False
     """Whether such a copy is under way."""
+    buffers_changed: bool = False
+    """Whether a forward pass changed a buffer that is not made equal after each step yet."""
     work_seconds: float = 0.0
     """Seconds that the rank itself has worked since the last vote."""
     work_seconds_of: tuple[float, ...] = ()
@@ -187,12 +189,12 @@ def combine(ranks: Ranks, vote: StepVote) -> StepVote:
     limbs = [float((vote.checksum >> (_LIMB_BITS * i)) & 0xFFFF) for i in range(_LIMBS)]
     votes = (
         *(vote.wants_stop, vote.wants_checkpoint, vote.save_failed),
-        *(vote.wants_copy, vote.is_copying, vote.is_ready),
+        *(vote.wants_copy, vote.is_copying, vote.is_ready, vote.buffers_changed),
     )
     flags = [float(flag) for flag in votes]
     work = [vote.work_seconds if rank == ranks.rank else 0.0 for rank in range(ranks.size)]
     loss_sum, squared_norm, *rest = ranks.sum([vote.loss_sum, vote.squared_norm, *flags, *limbs, *work])
-    (stop, checkpoint, failed, copy, copying, ready), rest = rest[:_FLAGS], rest[_FLAGS:]
+    (stop, checkpoint, failed, copy, copying, ready, buffers), rest = rest[:_FLAGS], rest[_FLAGS:]
     summed_limbs, work = rest[:_LIMBS], rest[_LIMBS:]
     checksum = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(summed_limbs)) & ((1 << 64) - 1)
     return StepVote(
@@ -205,6 +207,7 @@ def combine(ranks: Ranks, vote: StepVote) -> StepVote:
         ready == ranks.size,
         copy > 0,
         copying > 0,
+        buffers > 0,
         work_seconds_of=tuple(work),
     )
 

@@ -13,8 +13,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from cost_aware_trainer.contract import Compression, Precision, RunPlan, Sharding
 from cost_aware_trainer.distributed.compression.reduce_scatter import CompressedReduceScatter
 from cost_aware_trainer.distributed.compression.sums import BITS, CompressedSum, element_bytes
+from cost_aware_trainer.distributed.data_sum import BUCKET_BYTES, DataSum
 from cost_aware_trainer.distributed.fsdp_waits import waits_timed
-from cost_aware_trainer.distributed.gradients import BUCKET_BYTES, DataSum, HeldParameter, squared_norm, sum_shared
+from cost_aware_trainer.distributed.gradients import HeldParameter, squared_norm, sum_shared
 from cost_aware_trainer.distributed.layout import Box, ModelStage, box_of, stages_of
 from cost_aware_trainer.distributed.mesh import Mesh
 from cost_aware_trainer.distributed.tensor_parallel import TensorAxis

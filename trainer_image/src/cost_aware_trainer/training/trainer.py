@@ -223,7 +223,9 @@ class Trainer:
             self.save(wait=agreed.wants_stop or is_last, stops=agreed.wants_stop and not is_last)
         if agreed.wants_copy and not (agreed.is_copying or agreed.wants_stop or is_last):
             with self._clock.phase(Phase.CHECKPOINT):
-                self._memory.save(self._progress, self._attempt, self.rank_model.parts())
+                parts = self.rank_model.parts()
+                self.saves.check_finite(self._progress, parts)
+                self._memory.save(self._progress, self._attempt, parts)
         if step % self._plan.evaluate_every_steps == 0 or is_last:
             self._evaluate()
         self._report(gradient_norm, rate)
@@ -247,7 +249,7 @@ class Trainer:
             *flags,
             self._memory.is_due,
             self._memory.poll(),
-            self._work.seconds(),
+            work_seconds=self._work.seconds(),
         )
 
     def _read_batches(self) -> Iterator[Tensor]:
