@@ -44,7 +44,11 @@ class RankPool:
             if not connection.poll(1 if problems else timeout):
                 problems.append(f"rank {rank} of {world} does not answer")
                 continue
-            answer, problem = connection.recv()
+            try:
+                answer, problem = connection.recv()
+            except EOFError:
+                self._processes[rank].join(5)
+                answer, problem = None, f"it died with exit code {self._processes[rank].exitcode}"
             answers.append(answer)
             if problem:
                 problems.append(f"rank {rank} of {world}: {problem}")

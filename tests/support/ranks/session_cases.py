@@ -58,8 +58,9 @@ def train_strange_under_ddp(place, seed, steps, global_samples, order):
     for step, of_ranks in enumerate(order[:steps]):
         for indices in of_ranks[ranks.rank]:
             loss = recipe.loss_sum(replica, xs[indices], ys[indices], Moment(step, ranks.rank))
-            # DistributedDataParallel divides the sum by the number of ranks
-            (loss * ranks.size / global_samples).backward()
+            (loss / global_samples).backward()
+        # DistributedDataParallel divides the sum by the number of ranks
+        torch._foreach_mul_([p.grad for p in model.parameters() if p.grad is not None], ranks.size)
         gradients.append(gradients_of(model))
         torch.nn.utils.clip_grad_norm_(model.parameters(), torch.inf)
         optimizer.step()

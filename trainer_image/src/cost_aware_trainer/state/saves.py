@@ -97,9 +97,11 @@ class PeriodicSaves:
         """
         problem = self._ranks.first_problem(first_not_finite([p for p in parts if p.name not in self._tolerated]))
         if problem:
+            saved = self._checkpointer.saved_step
+            kept = f"the checkpoint of step {saved} is kept" if saved else "there is no checkpoint before it"
             raise NotFiniteError(
-                f"step {progress.step}: {problem} is not finite after the update, so this state is not saved; the checkpoint of "
-                f"step {self._checkpointer.saved_step} is kept; lower the learning rate, or clip gradients"
+                f"step {progress.step}: {problem} is not finite after the update, so this state is not saved; {kept}; lower the "
+                "learning rate, or clip gradients"
             )
 
     def settle(self) -> None:

@@ -345,7 +345,13 @@ class TrainingSession:
         return self.ranks.sum(list(values))
 
     def report_heldout_loss(self, loss: float) -> None:
-        """Shows a held-out loss in metrics and in the result."""
+        """Shows a held-out loss in metrics and in the result.
+
+        Raises:
+            DivergedSessionError: it is not finite.
+        """
+        if not math.isfinite(loss):
+            raise DivergedSessionError(f"step {self.step_number}: the held-out loss is {loss}: not finite")
         self._heldout_loss = loss
         self._metrics.set(Metric.HELDOUT_LOSS, loss)
 

@@ -354,6 +354,12 @@ class Trainer:
             self._heldout_loss = self.rank_model.heldout_loss(self.corpus)
         # Waits of an evaluation belong to its own phase.
         self.rank_model.mesh.traffic.take_seconds()
+        if not math.isfinite(self._heldout_loss):
+            nan, self._heldout_loss = self._heldout_loss, None
+            raise DivergedError(
+                f"step {self._progress.step}: the held-out loss is {nan}: the last update spoilt the weights; lower "
+                "optimizer.learning_rate or warm up longer"
+            )
         self._metrics.set(Metric.HELDOUT_LOSS, self._heldout_loss)
         if self._ranks.is_first:
             logger.info("step %d: held-out loss %.4f", self._progress.step, self._heldout_loss)
