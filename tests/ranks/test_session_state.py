@@ -288,7 +288,6 @@ from torch.utils.checkpoint import checkpoint
 layer = torch.nn.Linear(3, 3)
 model.insert(0, layer); optimizer = torch.optim.AdamW(model.parameters())
 with TrainingSession(model, optimizer, **arguments) as session:
-    session._data_sum.bucket_bytes = 0
     for x in session.batches(lambda indices: xs[indices]):
         x.requires_grad_(True)
         for _ in range(1 + session.step_number):

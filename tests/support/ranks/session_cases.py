@@ -60,7 +60,9 @@ def train_strange_under_ddp(place, seed, steps, global_samples, order):
             loss = recipe.loss_sum(replica, xs[indices], ys[indices], Moment(step, ranks.rank))
             (loss / global_samples).backward()
         # DistributedDataParallel divides the sum by the number of ranks
-        torch._foreach_mul_([p.grad for p in model.parameters() if p.grad is not None], ranks.size)
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(ranks.size)
         gradients.append(gradients_of(model))
         torch.nn.utils.clip_grad_norm_(model.parameters(), torch.inf)
         optimizer.step()

@@ -109,10 +109,7 @@ class TrainingSession:
         self.model, self.optimizer, self.steps, self.global_samples = model, optimizer, steps, global_samples
         self._weights = SessionOptimizer(model, optimizer, scaler, learning_rate, clip_norm)
         self._samples, self._micro_batches, self._seed = samples, micro_batches, seed
-        self._folder, self._plan = (
-            Path(folder),
-            CheckpointPlan(folder=str(folder), interval_seconds=interval_seconds, keep=keep),
-        )
+        self._plan = CheckpointPlan(folder=str(folder), interval_seconds=interval_seconds, keep=keep)
         self._facts = RunFacts(
             model={"parameters": sum(parameter.numel() for parameter in model.parameters())},
             seed=seed,
@@ -198,7 +195,7 @@ class TrainingSession:
             self._data_sum.watch(watched)
         self._metrics = RankMetrics(self.ranks.rank)
         self._metrics.serve(self.ranks.local_rank)
-        self._log = StepsLog(self._folder / "steps.jsonl" if self.ranks.is_first else None)
+        self._log = StepsLog(Path(self._plan.folder) / "steps.jsonl" if self.ranks.is_first else None)
 
     def _parameters(self) -> list[HeldParameter]:
         """Lists the model's parameters, each whole on every rank."""
@@ -345,11 +342,7 @@ class TrainingSession:
         return self.ranks.sum(list(values))
 
     def report_heldout_loss(self, loss: float) -> None:
-        """Shows a held-out loss in metrics and in the result.
-
-        Raises:
-            DivergedSessionError: it is not finite.
-        """
+        """Shows a held-out loss in metrics and in the result; raises DivergedSessionError if it is not finite."""
         if not math.isfinite(loss):
             raise DivergedSessionError(f"step {self.step_number}: the held-out loss is {loss}: not finite")
         self._heldout_loss = loss
