@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import torch
+from tests.support.ranks.host_reads import check_that_reads_are_seen, reads_of_steps
 
 from cost_aware_trainer.contract import CheckpointPlan, Reconfiguration, RunPlan, Sharding
 from cost_aware_trainer.contract.rank_environment import RankEnvironment
@@ -236,3 +237,16 @@ def check_finite(place, bad_rank, value):
     except NotFiniteError as error:
         return str(error)
     return ""
+
+
+def host_reads(place, plan, steps):
+    """Who reads tensors' values in each step of a plan, after the first."""
+    check_that_reads_are_seen()
+    plan = RunPlan.from_json(plan)
+    ranks = place.join("first")
+    trainer = Trainer(plan, ranks, RankEnvironment(0, None, None), RankMetrics(place.rank), MemoryLog(), lambda: False)
+    trainer.step()
+    found = reads_of_steps(trainer.step, steps)
+    trainer.close()
+    trainer.rank_model.close()
+    return found

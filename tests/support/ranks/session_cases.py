@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import random
 from pathlib import Path
 from unittest import mock
 
 import torch
-from tests.support.ranks.strange_models import Moment, data_of, recipe_of
+from tests.support.ranks.host_reads import HostReads
+from tests.support.ranks.strange_models import Moment, Plain, Shared, Statistics, StrangeModel, Tied, data_of, recipe_of
 from torch.nn.parallel import DistributedDataParallel
 
 from cost_aware_trainer.contract import ENV_RESULT_FILE, RunResult
@@ -88,3 +90,21 @@ def run_text(place, text, folder, **values):
             ended = {"code": 1, "error": f"{type(error).__name__}: {error}"}
     result = RunResult.from_json(result_file.read_text()) if result_file.exists() else None
     return {"answer": names.get("answer"), "result": result, **ended}
+
+
+def session_host_reads(place, folder, micro_batches, steps):
+    """Who reads tensors' values in each step of a session, after the first."""
+    # every rank uses every parameter: where one does not, it reads once more which of them others have used
+    model, (xs, ys) = StrangeModel([Plain, Shared, Tied, Statistics], random.Random(1)), data_of(1, SAMPLES)
+    optimizer, found = torch.optim.AdamW(model.parameters()), []
+    arguments = {"samples": SAMPLES, "global_samples": 12, "steps": steps + 1, "micro_batches": micro_batches}
+    with in_pool(place), TrainingSession(model, optimizer, folder=folder, clip_norm=0.1, **arguments) as session:
+        batches = session.batches(lambda indices: (xs[indices], ys[indices]))
+        with HostReads() as reads:
+            for number, (x, y) in enumerate(batches, start=1):
+                session.backward((model(x, Moment(session.step_number, 0)) - y).square().sum())
+                if number % micro_batches == 0:
+                    session.step()
+                    found.append(list(reads.places))
+                    reads.places.clear()
+    return found[1:]

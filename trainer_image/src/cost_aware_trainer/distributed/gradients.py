@@ -76,8 +76,8 @@ def _sum_together(mesh: Mesh, tensors: list[Tensor], group: dist.ProcessGroup, a
         tensor.copy_(part.view_as(tensor))
 
 
-def squared_norm(mesh: Mesh, parameters: Sequence[HeldParameter], *, is_sharded: bool) -> float:
-    """Share of this rank in the squared norm of the whole model's gradient. Each element counts on one rank only."""
+def squared_norm(mesh: Mesh, parameters: Sequence[HeldParameter], *, is_sharded: bool) -> Tensor:
+    """Share of this rank in the squared norm of the whole model's gradient, on its device. Each element counts on one rank only."""
     place = mesh.place
     mine = [
         held.gradient
@@ -88,8 +88,8 @@ def squared_norm(mesh: Mesh, parameters: Sequence[HeldParameter], *, is_sharded:
         and held.gradient.numel()
     ]
     if not mine:
-        return 0.0
-    return float(torch.stack(torch._foreach_norm(mine)).double().square().sum())
+        return torch.zeros((), dtype=torch.float64, device=mesh.ranks.device)
+    return torch.stack(torch._foreach_norm(mine)).double().square().sum()
 
 
 def clip(parameters: Sequence[HeldParameter], norm: float, largest_norm: float) -> None:

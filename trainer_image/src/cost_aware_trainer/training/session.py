@@ -121,7 +121,8 @@ class TrainingSession:
         self._order = SampleOrder(samples, seed)
         self._progress = RunProgress()
         self._heldout_loss: float | None = None
-        self._loss_sum, self._trained, self._backwards = 0.0, 0, 0
+        self._trained = self._backwards = 0
+        self._loss_sum = torch.zeros(())
         self._stopped = False
         self._scaler, self._stateful = scaler, dict(stateful or {})
         self._has_looked = False
@@ -264,7 +265,7 @@ class TrainingSession:
             self._begin_step()
         self._backwards += 1
         self._weights.backward(loss_sum / self.global_samples)
-        self._loss_sum += float(loss_sum.detach())
+        self._loss_sum = self._loss_sum.to(loss_sum.device) + loss_sum.detach().double()
 
     def _begin_step(self) -> None:
         """Saves what is due of the step before, and prepares the sum of gradients."""
@@ -300,33 +301,31 @@ class TrainingSession:
         self._backwards = 0
         if self.ranks.size > 1:
             self._data_sum.finish()
+        self._weights.unscale()
         self._clock.settle()
         for seconds in self._mesh.traffic.take_seconds().values():
             self._clock.move(Phase.COMPUTE, Phase.COMMUNICATION, seconds)
         saves, buffers = self._checkpoints.saves, self._checkpoints.buffers
         flags, changed = (self._stop.is_set(), saves.is_due(), saves.has_failed()), buffers.have_changed()
-        vote = StepVote(
-            self._loss_sum, self._trained, 0.0, *flags, buffers_changed=changed, work_seconds=self._work.seconds()
-        )
+        # replicas have the same gradient after the sum: one of them reports it
+        norm = self._weights.squared_norm() if self.ranks.is_first else 0.0
+        work_seconds = self._work.seconds()
+        vote = StepVote(self._loss_sum, self._trained, norm, *flags, buffers_changed=changed, work_seconds=work_seconds)
         with self._clock.phase(Phase.COMMUNICATION):
             agreed = combine(self.ranks, vote)
             buffers.share(learn=agreed.buffers_changed)
         book_straggler_wait(self._clock, agreed.work_seconds_of, self._mesh.place, DegreesPlan(data=self.ranks.size))
-        self._loss_sum, self._trained = 0.0, 0
-        loss = agreed.loss_sum / self.global_samples
-        norm = self._update(loss)
+        self._loss_sum, self._trained = torch.zeros(()), 0
+        loss, gradient_norm = agreed.loss_sum / self.global_samples, math.sqrt(agreed.squared_norm)
+        with self._clock.phase(Phase.OPTIMIZER):
+            self._weights.update(self.step_number + 1, loss, gradient_norm, self._checkpoints.checkpointer.saved_step)
         self._progress, self._stopped = self._progress.advanced(agreed.checksum, loss), agreed.wants_stop
         if agreed.save_failed:
             saves.settle()
         is_last = agreed.wants_stop or self.step_number == self.steps
         self._checkpoints.note(is_last=is_last, is_due=agreed.wants_checkpoint)
-        self._report(norm)
+        self._report(gradient_norm)
         return loss
-
-    def _update(self, loss: float) -> float:
-        """Applies the step's gradients. Returns their norm before clipping."""
-        with self._clock.phase(Phase.OPTIMIZER):
-            return self._weights.update(self.step_number + 1, loss, self._checkpoints.checkpointer.saved_step)
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:

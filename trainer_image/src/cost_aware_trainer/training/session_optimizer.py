@@ -37,25 +37,38 @@ class SessionOptimizer:
         """Runs the backward pass of a loss, scaled if there is a scaler."""
         (self.scaler.scale(loss) if self.scaler else loss).backward()  # type: ignore[no-untyped-call]
 
-    def update(self, step: int, loss: float, kept: int) -> float:
-        """Applies a step's gradients, and returns their norm before clipping.
+    def unscale(self) -> None:
+        """Takes the loss scaler's factor out of the gradients, if there is one."""
+        if self.scaler:
+            self.scaler.unscale_(self.optimizer)
+
+    def squared_norm(self) -> Tensor:
+        """Squared norm of all gradients, on their device."""
+        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if not gradients:
+            return torch.zeros((), dtype=torch.float64)
+        return torch.stack([norm.double() for norm in torch._foreach_norm(gradients)]).square().sum()
+
+    def update(self, step: int, loss: float, norm: float, kept: int) -> None:
+        """Applies a step's gradients.
 
         Args:
             step: number of the step, from 1.
             loss: its mean loss.
+            norm: norm of the gradients.
             kept: step of the newest checkpoint, for the error's text.
 
         Raises:
             DivergedSessionError: the loss or the gradient is not finite.
         """
-        if self.scaler:
-            self.scaler.unscale_(self.optimizer)
-        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm))
         if not math.isfinite(loss) or not (math.isfinite(norm) or self._may_skip()):
             raise DivergedSessionError(
                 f"step {step}: loss {loss}, gradient norm {norm}: not finite; the checkpoint of step {kept} is kept; lower the "
                 "learning rate or set clip_norm"
             )
+        if norm > self.clip_norm:
+            gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
+            torch._foreach_mul_(gradients, self.clip_norm / (norm + 1e-6))
         if self.learning_rate:
             for group in self.optimizer.param_groups:
                 group["lr"] = self.learning_rate(step)
@@ -65,7 +78,6 @@ class SessionOptimizer:
         else:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return norm
 
     def _may_skip(self) -> bool:
         """Whether a gradient that is not finite only means that the loss scaler is to try a smaller scale."""
