@@ -35,6 +35,7 @@ from cost_aware_trainer.state.manifests import (
     folder_name,
     newest_good,
     newest_step,
+    plain,
     remove,
     remove_leftovers,
     retain,
@@ -193,12 +194,15 @@ class Checkpointer:
             raise InvalidRunError(first)
 
     def resume(
-        self, parts: list[StatePart], checksums: Checksums, shapes: dict[str, tuple[int, ...]]
+        self,
+        parts: list[StatePart] | Callable[[CheckpointManifest], list[StatePart]],
+        checksums: Checksums,
+        shapes: dict[str, tuple[int, ...]],
     ) -> CheckpointManifest | None:
         """Loads the newest good checkpoint into `parts`; every rank must call it.
 
         Args:
-            parts: this rank's parts of the state.
+            parts: this rank's parts of the state, or what makes them for a checkpoint.
             checksums: checksums of the whole tensors.
             shapes: shapes of the whole model's parameters, by name.
 
@@ -220,6 +224,7 @@ class Checkpointer:
         if answer["manifest"] is None:
             return None
         manifest = CheckpointManifest.from_document(answer["manifest"])
+        parts = parts if isinstance(parts, list) else parts(manifest)
         residuals = residual_parts(parts) if any(name.startswith(RESIDUAL) for name in manifest.tensors) else []
         self._load(manifest, parts + residuals, checksums)
         self._residuals = {part.parameter: part.values for part in residuals}
@@ -358,7 +363,7 @@ def _shows(path: Path, text: str) -> bool:
 def difference(manifest: CheckpointManifest, facts: RunFacts, shapes: dict[str, tuple[int, ...]]) -> str:
     """Says why a checkpoint does not belong to this run, shape by shape and fact by fact; empty if it does."""
     tensors = manifest.tensors.items()
-    saved = {name.removeprefix("model."): tensor.shape for name, tensor in tensors if name.startswith("model.")}
+    saved = {plain(name.removeprefix("model.")): tensor.shape for name, tensor in tensors if name.startswith("model.")}
     where, remedy = folder_name(manifest.step), "restore the plan's model, or name an empty folder"
     different = [
         f"{name} is {saved.get(name, 'absent')} there and {shapes.get(name, 'absent')} in the plan"

@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+COMPILED = "_orig_mod."
+"""What torch.compile puts before the names of a module that it wraps."""
 _FOLDER = re.compile(r"step-(\d{8,})")
 
 
@@ -96,6 +98,11 @@ class CheckpointManifest:
             return cls(**{**document, "run": RunFacts(**document["run"]), "tensors": tensors})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a checkpoint manifest: {error!r}") from None
+
+
+def plain(name: str) -> str:
+    """Name of a tensor as its module has it, whether torch.compile wraps the module or not."""
+    return name.replace(COMPILED, "")
 
 
 def folder_name(step: int) -> str:
