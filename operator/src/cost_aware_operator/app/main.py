@@ -59,6 +59,7 @@ class Operator:
         self.settings = settings
         self.clock = SteadyClock(SystemClock())
         self.cluster = KubernetesCluster(api, self.clock.heard)
+        self.bills = Bills(self.cluster, settings.namespace)
         self.queue: KeyedQueue[JobKey] = KeyedQueue(self.clock.monotonic)
         self.memories = Memories()
         self.telemetry = Telemetry(lambda: len(self.queue), lambda: self.queue.oldest_seconds)
@@ -123,13 +124,12 @@ class Operator:
     async def _reconciler(self) -> Reconciler:
         made = {KeyRing.entry(self.clock.now()): base64.b64encode(secrets.token_bytes(32)).decode()}
         keys = KeyRing.of(await self.cluster.own_secret(self.settings.namespace, self.settings.key_secret, made))
-        bills = Bills(self.cluster, self.settings.namespace)
-        for key in await bills.open_keys():
+        for key in await self.bills.open_keys():
             # a job that went while no operator looked is told of by its bill alone
             await self.queue.add(key)
         return Reconciler(
             cluster=self.cluster,
-            bills=bills,
+            bills=self.bills,
             agents=self._ranks,
             gatherer=Gatherer(
                 self.cluster,
@@ -138,7 +138,7 @@ class Operator:
                 CachedNodes(self.cluster, self.clock),
                 price_file(self.settings.prices_file),
                 defaults_file(self.settings.pod_defaults_file),
-                bills,
+                self.bills,
                 self.clock,
                 keys.versions,
                 self.clock.problem,
@@ -169,7 +169,9 @@ class Operator:
             # a change of this very moment may still be on its way: only what was missing before as well counts
             self.health.compared(bool(missed & suspects))
             suspects = missed
-            for key, _ in missed:
+            # a deletion that the watches missed leaves a bill open
+            gone = await self.bills.open_keys() - {key for key, _ in listed}
+            for key in {key for key, _ in missed} | gone:
                 await self.queue.add(key)
 
     async def _watch(self) -> None:

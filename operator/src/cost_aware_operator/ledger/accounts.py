@@ -118,6 +118,9 @@ class LedgerState(Stored):
     trained_step: int = 0
     trained_steps: int = 0
     accounts: tuple[PodAccount, ...] = ()
+    settled: dict[str, datetime] = {}
+    """Pods that were paid to their end a while ago and are still listed, by uid, with when they were listed last: all that is left of
+    their accounts, as a job that lives long meets thousands."""
 
     @property
     def accrued_usd(self) -> float:

@@ -62,6 +62,6 @@ class Bill(BaseModel):
             update={
                 "closed_at": min(now, max(ends, default=now)),
                 "estimated": estimated,
-                "ledger": self.ledger.model_copy(update={"accounts": ()}),
+                "ledger": self.ledger.model_copy(update={"accounts": (), "settled": {}}),
             }
         )

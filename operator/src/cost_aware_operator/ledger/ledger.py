@@ -114,17 +114,18 @@ def accrue(
     )
     known = {account.uid: account for account in state.accounts}
     crossing = _crossing_zones(pods)
+    listed = {pod.uid for pod in pods}
+    settled = {
+        uid: now if uid in listed else at for uid, at in state.settled.items() if uid in listed or now - at < REMEMBERED
+    }
     for pod in pods:
+        if pod.uid in settled:
+            continue
         account = known.pop(pod.uid) if pod.uid in known else opened(pod, now)
         _book_pod(book, account, pod, pod.uid in crossing, booked_until(account, pod, now, lag_seconds))
     for account in known.values():
         _book_gone(book, account, pods, (told or {}).get(account.uid), now, lag_seconds)
     _book_rework(book, state, progress)
-    restarted = progress.attempt > state.attempt
-    resumed = progress.resumed_step if restarted else state.attempt_resumed_step
-    # steps of the newest attempt are counted once, however often they are seen
-    before = 0 if restarted else max(0, state.trained_step - state.attempt_resumed_step)
-    stepped = max(0, progress.step - resumed - before) if progress.attempt >= max(state.attempt, 1) else 0
     # a copy, so that what a newer operator wrote beside it is kept
     return state.model_copy(
         update={
@@ -135,13 +136,42 @@ def accrue(
             **_fees(state, pods, fees or Fees(), now),
             "pod_seconds": book.pod_seconds,
             "unpriced_pod_seconds": book.unpriced_pod_seconds,
-            "attempt": max(state.attempt, progress.attempt),
-            "attempt_resumed_step": resumed,
-            "trained_step": progress.step if restarted else max(state.trained_step, progress.step),
-            "trained_steps": state.trained_steps + stepped,
-            "accounts": tuple(book.accounts),
+            **_trained(state, progress),
+            **_folded(book.accounts, settled, listed, now),
         }
     )
+
+
+def _trained(state: LedgerState, progress: TrainedSteps) -> dict[str, int]:
+    """Steps after these: those of the newest attempt are counted once, however often they are seen."""
+    restarted = progress.attempt > state.attempt
+    resumed = progress.resumed_step if restarted else state.attempt_resumed_step
+    before = 0 if restarted else max(0, state.trained_step - state.attempt_resumed_step)
+    stepped = max(0, progress.step - resumed - before) if progress.attempt >= max(state.attempt, 1) else 0
+    return {
+        "attempt": max(state.attempt, progress.attempt),
+        "attempt_resumed_step": resumed,
+        "trained_step": progress.step if restarted else max(state.trained_step, progress.step),
+        "trained_steps": state.trained_steps + stepped,
+    }
+
+
+def _folded(
+    accounts: Sequence[PodAccount], settled: Mapping[str, datetime], listed: set[str], now: datetime
+) -> dict[str, Any]:
+    """Accounts, but of pods that ended a while ago and are still listed only their uids: a Job keeps what is left of failed pods."""
+    over = {
+        account.uid
+        for account in accounts
+        if account.closed
+        and not account.estimated
+        and account.uid in listed
+        and now - account.accounted_until >= REMEMBERED
+    }
+    return {
+        "accounts": tuple(account for account in accounts if account.uid not in over),
+        "settled": {**settled, **dict.fromkeys(over, now)},
+    }
 
 
 def _fees(state: LedgerState, pods: Sequence[PodFacts], fees: Fees, now: datetime) -> dict[str, Any]:
@@ -184,16 +214,12 @@ def _book_pod(book: _Book, account: PodAccount, pod: PodFacts, crosses: bool, en
     left = _spend(book, credit, seconds, pod.otherwise, hourly_usd)
     if pod.ended_at is not None:
         _take_back(book, (account.accounted_until - end).total_seconds(), pod.otherwise, hourly_usd)
-    book.accounts.append(
-        account.model_copy(
-            update={
-                "hourly_usd": hourly_usd,
-                "accounted_until": end if pod.ended_at is not None else max(end, account.accounted_until),
-                "credit": left,
-                "closed": pod.ended_at is not None,
-            }
-        )
-    )
+    update: dict[str, Any] = {"hourly_usd": hourly_usd}
+    if pod.ended_at is not None:
+        update |= {"accounted_until": end, "closed": True, "credit": {}, "seen": {}}
+    else:
+        update |= {"accounted_until": max(end, account.accounted_until), "credit": left}
+    book.accounts.append(account.model_copy(update=update))
 
 
 def _spend(
@@ -256,8 +282,8 @@ def _book_gone(
         end = min(max(told, earliest), latest + CLOCKS_APART)
         account = _settled(book, account, end).model_copy(update={"gone_since": gone_since})
     if account.closed:
-        if now - (account.gone_since or account.accounted_until) < REMEMBERED:
-            book.accounts.append(account)
+        if now - gone_since < REMEMBERED:
+            book.accounts.append(account.model_copy(update={"gone_since": gone_since}))
         return
     if now - gone_since < NEWS_WITHIN:
         book.accounts.append(account.model_copy(update={"gone_since": gone_since}))

@@ -147,7 +147,9 @@ def test_an_operator_that_was_away_for_long_still_asks_for_the_ends_of_pods() ->
 
 def test_pods_that_are_long_gone_are_forgotten() -> None:
     state = accrue(LedgerState(), [pod(end=20)], TrainedSteps(), at(21))
-    assert accrue(state, [], TrainedSteps(), at(3600)).accounts == ()
+    state = accrue(state, [], TrainedSteps(), at(3600))
+    assert accrue(state, [pod(end=20)], TrainedSteps(), at(3601)).pod_seconds == pytest.approx(20), "late news"
+    assert accrue(state, [], TrainedSteps(), at(4201)).accounts == ()
 
 
 def test_bytes_between_zones_cost_and_bytes_within_one_do_not() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 from tests.support.factories.facts import START
@@ -17,6 +18,7 @@ from tests.support.factories.facts import START
 from cost_aware_operator.costs.tables.prices import Price
 from cost_aware_operator.ledger.accounts import CLOCKS_APART, LAG_SECONDS
 from cost_aware_operator.ledger.ledger import Fees, LedgerState, PodFacts, TrainedSteps, accrue
+from cost_aware_trainer.contract import Phase
 
 HOURLY_USD = 98.32
 CENT = 0.01
@@ -164,3 +166,26 @@ def test_nobody_s_word_on_the_volume_makes_a_pod_that_ran_free() -> None:
     for told in (0.0, 1e9):
         after = accrue(state, [], TrainedSteps(), when(3610), Fees(), {"a": when(told)}, LAG_SECONDS)
         assert abs(after.pod_seconds - 3600) <= CLOCKS_APART.total_seconds() + 15
+
+
+def test_a_job_that_meets_thousands_of_pods_keeps_a_small_ledger_and_pays_each_once() -> None:
+    state = LedgerState()
+    pods: list[PodFacts] = []
+    phases = dict.fromkeys(Phase, 1.0)
+    for number in range(3000):
+        life = Life(f"{number:036d}", number % 50, number * 60.0, number * 60.0, number * 60.0 + 50, 0.0, 1e9, 0.0)
+        pod = seen(life, life.ended + 1)
+        assert pod is not None
+        pods.append(replace(pod, phase_seconds=phases))
+        if number % 100 == 99:
+            for _ in range(2):
+                state = accrue(state, pods, TrainedSteps(), when(life.ended + 1), Fees(), {}, LAG_SECONDS)
+    assert state.pod_seconds == pytest.approx(3000 * 50)
+    assert len(state.model_dump_json()) < 300_000, "a ConfigMap takes 1 MiB"
+    later = when(life.ended + 1)
+    state = accrue(state, pods[:10], TrainedSteps(), later + timedelta(seconds=60), Fees(), {}, LAG_SECONDS)
+    state = accrue(state, pods, TrainedSteps(), later + timedelta(seconds=120), Fees(), {}, LAG_SECONDS)
+    assert state.pod_seconds == pytest.approx(3000 * 50), "late news of pods that are gone"
+    for hours in (1, 2):
+        state = accrue(state, [], TrainedSteps(), later + timedelta(hours=hours), Fees(), {}, LAG_SECONDS)
+    assert (state.accounts, state.settled) == ((), {})

@@ -10,6 +10,7 @@ from cost_aware_operator.control.reading.bills import Bills, StoredBill, is_of
 from cost_aware_operator.control.reading.gather import Gatherer
 from cost_aware_operator.control.reading.memory import Memories
 from cost_aware_operator.control.reading.unreadable_record import RecordUnreadableError
+from cost_aware_operator.engines.cluster import ApiError
 from cost_aware_operator.ledger.accounts import LAG_SECONDS
 from cost_aware_operator.ledger.bill import Bill
 from cost_aware_operator.ledger.ledger import Cause, Fees, PodFacts, TrainedSteps, accrue
@@ -46,7 +47,14 @@ class Bookkeeper:
                 continue
             if stored is None or stored.bill.closed_at is not None:
                 continue
-            stored = await self.book(key, stored)
+            try:
+                stored = await self.book(key, stored)
+            except ApiError as error:
+                if error.status != 403:
+                    raise
+                # its namespace is not watched any more: the bill stays open for an operator that may look there
+                logger.warning("the bill of %s (uid %s) stays open: %s", key, uid, error)
+                continue
             if all(account.closed for account in stored.bill.ledger.accounts):
                 bill = stored.bill.closed(self._clock.now())
                 await self._bills.save(bill, stored.version)
