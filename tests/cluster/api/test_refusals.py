@@ -116,3 +116,24 @@ def test_what_belongs_to_somebody_else_is_left_as_it_is(space: Space, kind: str)
         name, lambda s: s.get("state") in ("Starting", "Running", "Restarting"), 90, "start once the name is free"
     )
     space.cluster.run("delete", "catj", name, "-n", space.name)
+
+
+def test_a_job_named_github_leaves_github_token_alone(space: Space) -> None:
+    secret = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": "github-token"},
+        "stringData": {"token": "theirs"},
+    }
+    space.submit(secret)
+    before = space.cluster.get("Secret", "github-token", "-n", space.name)
+    space.submit(manifest("github"))
+    space.wait("github", lambda s: s.get("state") in ("Starting", "Running", "Restarting"), 60, "start")
+    space.wait_until(lambda: space.pods("github"), 60, "pod")
+    assert space.cluster.get("Secret", "github-token", "-n", space.name) == before
+    uid = space.cluster.get("catj", "github", "-n", space.name)["metadata"]["uid"]
+    job = space.cluster.get("Job", "github", "-n", space.name)
+    assert job["metadata"]["annotations"]["costaware.dev/token-secret"].startswith(f"catj-{uid}-")
+    space.cluster.run("delete", "catj", "github", "-n", space.name)
+    space.wait_until(lambda: space.children("github") == [], 90, "end of the children of github")
+    assert space.cluster.get("Secret", "github-token", "-n", space.name)["data"] == before["data"]
