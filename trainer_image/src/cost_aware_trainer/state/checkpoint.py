@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
-import io
 import logging
-import pickle  # only for its Unpickler, restricted below
 import secrets
 import shutil
 import time
@@ -16,11 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -40,6 +35,7 @@ from cost_aware_trainer.state.manifests import (
     retain,
     write_manifest,
 )
+from cost_aware_trainer.state.metadata import SafeReader
 from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.state import (
     RESIDUAL,
@@ -80,56 +76,6 @@ class Snapshot(AsyncStager):
         """Makes a copy that later steps do not change."""
         self.state = staged(state_dict)
         return self.state
-
-
-def _enum_member(enumeration: type, name: str) -> enum.Enum:
-    """Takes the place of `getattr` in a pickle of an enum: Python 3.11.0 to 3.11.3 wrote members with it, other versions do not."""
-    if not (isinstance(enumeration, type) and issubclass(enumeration, enum.Enum)):
-        raise pickle.UnpicklingError(f"checkpoint metadata may not ask {enumeration!r} for {name!r}")
-    return enumeration[name]
-
-
-class MetadataUnpickler(pickle.Unpickler):
-    """Unpickler of DCP's `.metadata` that admits DCP's own records and nothing else."""
-
-    _PACKAGE = "torch.distributed.checkpoint."
-    _NAMES = frozenset(
-        {
-            ("collections", "OrderedDict"),
-            ("pathlib", "PosixPath"),
-            ("torch", "Size"),
-            ("torch._utils", "_get_dtype"),
-            ("torch.serialization", "_get_layout"),
-            ("torch.storage", "_get_dtype_from_pickle_storage_type"),
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        """A record of DCP or a type that its records hold; anything else is refused.
-
-        Raises:
-            pickle.UnpicklingError: the metadata asks for something else.
-        """
-        if (module, name) == ("builtins", "getattr"):
-            return _enum_member
-        found = super().find_class(module, name) if module.startswith(self._PACKAGE) else None
-        # only classes that the package defines: a dotted name could reach through it to anything that it imports
-        is_record = isinstance(found, type) and found.__module__.startswith(self._PACKAGE)
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout)
-        if is_record or is_dtype or (module, name) in self._NAMES:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"checkpoint metadata may not hold {module}.{name}")
-
-
-class SafeReader(FileSystemReader):
-    """Reader that never runs code from a checkpoint: torch reads tensors weights-only, metadata is read here."""
-
-    def read_metadata(self, *arguments: Any, **keywords: Any) -> Metadata:
-        """Reads the checkpoint's metadata; raises pickle.UnpicklingError if it holds foreign objects."""
-        metadata: Metadata = MetadataUnpickler(io.BytesIO((Path(self.path) / ".metadata").read_bytes())).load()
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
 
 
 class Checkpointer:
