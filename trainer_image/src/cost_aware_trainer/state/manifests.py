@@ -30,7 +30,7 @@ _FOLDER = re.compile(r"step-(\d{8,})")
 class RunFacts:
     """Facts that identify a run: a checkpoint with other facts is refused. Degrees and micro-batch are none of them."""
 
-    model: dict[str, int | bool]
+    model: dict[str, Any]
     """Shape of the model; for a session, its number of parameters."""
     seed: int
     """Seed of first weights and sample order."""

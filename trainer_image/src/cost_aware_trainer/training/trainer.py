@@ -7,7 +7,6 @@ Started by torchrun, under the agent or by hand:
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import logging
@@ -127,7 +126,7 @@ class Trainer:
 
     def _facts(self) -> RunFacts:
         return RunFacts(
-            model=dataclasses.asdict(self._plan.model),
+            model=self._plan.model.to_document(),
             seed=self._plan.seed,
             global_samples=self._plan.batch.global_samples,
             data_sha256=self.corpus.manifest.train.sha256,

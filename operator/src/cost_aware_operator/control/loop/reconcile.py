@@ -39,7 +39,7 @@ from cost_aware_operator.workload.job import indexed_job
 from cost_aware_operator.workload.names import labels, owner_reference, record_name
 from cost_aware_operator.workload.secret import secret
 from cost_aware_operator.workload.service import service
-from cost_aware_trainer.contract import Release
+from cost_aware_trainer.contract import CONTRACT_VERSION, AgentStatus, Release
 
 logger = logging.getLogger(__name__)
 SAVE_SECONDS = 15.0
@@ -142,7 +142,9 @@ class Reconciler:
         if decision.tell and decision.order is not None:
             # written again with every attempt: should the operator's key have changed, running agents learn of it
             await self._cluster.apply(secret(job, secret_token))
-            await self._agents.order([pods[uid] for uid in decision.tell], decision.order, secret_token)
+            for version, uids in _by_version(facts.agents, decision.tell).items():
+                order = decision.order.in_version(version)
+                await self._agents.order([pods[uid] for uid in uids], order, secret_token)
         if decision.release:
             release = Release(attempt=decision.record.attempt, complete=True)
             await self._agents.release([pods[uid] for uid in decision.release], release, secret_token)
@@ -228,6 +230,15 @@ class Reconciler:
         memory.saved_at = self._clock.monotonic()
         for pod in facts.departed:
             memory.departed.pop(pod.uid, None)
+
+
+def _by_version(agents: Mapping[str, AgentStatus], uids: Iterable[str]) -> dict[int, list[str]]:
+    """Pods by the version of the contract that their agents speak; one that has not said speaks the newest."""
+    versions: dict[int, list[str]] = {}
+    for uid in uids:
+        version = agents[uid].version if uid in agents else CONTRACT_VERSION
+        versions.setdefault(version, []).append(uid)
+    return versions
 
 
 def _event_name(job: JobReference, generation: int, attempt: int, event: Event) -> str:
