@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from cost_aware_trainer.contract import RUN_FOLDER
+from cost_aware_trainer.data.hashing import sha256_of_file
 from cost_aware_trainer.data.token_files import (
     MANIFEST,
     SPLITS,
@@ -29,7 +30,6 @@ from cost_aware_trainer.data.token_files import (
     DataManifest,
     PartFacts,
     Split,
-    sha256_of_file,
 )
 
 ENV_CACHE = "CATJ_DATA_CACHE"

@@ -23,6 +23,8 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_aware_trainer.data.hashing import sha256_of_file
+
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 SEPARATOR = b"\0"
@@ -233,12 +235,6 @@ def check_part(folder: Path, split: Split, manifest: DataManifest, *, verify_has
             )
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}; {_how_to_prepare(folder)}") from None
-
-
-def sha256_of_file(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def split_of(path: str) -> Split:

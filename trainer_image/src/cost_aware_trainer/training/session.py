@@ -135,6 +135,9 @@ class TrainingSession:
             self._environment.write_result(RunResult(outcome=AgentPhase.INVALID, message=str(error)))
             print(f"invalid run: {error}", file=sys.stderr, flush=True)
             sys.exit(EXIT_INVALID)
+        except CheckpointError as error:
+            self._environment.write_result(RunResult(outcome=AgentPhase.FAILED, message=str(error)))
+            raise
         self._stage_seconds = start.stage_seconds
         self._clock = PhaseClock(synchronise=self.ranks.synchronise, on_phase=self._beat)
         self._work = WorkMeter(self._clock)
@@ -206,6 +209,7 @@ class TrainingSession:
         if found:
             self._progress = RunProgress.saved_in(found)
         else:
+            self._checkpointer.begin_anew()
             self.optimizer.state.clear()
             self._share(part.values for part in parts if part.name.startswith("model."))
         if self.ranks.is_first:

@@ -160,6 +160,8 @@ class Trainer:
         recalled = self._memory.resume(parts, step) if step < newest else None
         if recalled:
             return recalled
+        if found is None:
+            self.checkpointer.begin_anew()
         self._memory.forget()
         self.rank_model.carry_residuals(residuals)
         return RunProgress.saved_in(found) if found else None
