@@ -36,7 +36,7 @@ class Meeting:
         self._store, self._rank, self._size = store, rank, size
         self._patience_seconds, self._pace = patience.total_seconds(), pace
         self._heartbeat: Heartbeat | None = None
-        self._mine = ""
+        self._mine, self._is_over = "", False
         self._lock = threading.Lock()
         self._untold, self._told_at_seconds = 0, 0.0
         self._began_seconds = self.moved_at_seconds = time.monotonic()
@@ -48,8 +48,10 @@ class Meeting:
         return self
 
     def progressed(self, count: int) -> None:
-        """Tells the others that this rank has read or written so many bytes. Any thread may call it."""
+        """Tells the others that this rank has read or written so many bytes, until it has come itself. Any thread may call it."""
         self._pace(count)
+        if self._is_over:
+            return
         with self._lock:
             self._untold += count
             now_seconds = self.moved_at_seconds = time.monotonic()
@@ -86,7 +88,7 @@ class Meeting:
         Raises:
             StorageError: ranks do not come, and show no progress.
         """
-        self._mine = tells
+        self._mine, self._is_over = tells, True
         if self._store is None:
             return problem
         self._store.set(f"told/{self._rank}", tells)

@@ -69,7 +69,7 @@ class HashedFile(io.FileIO):
         return count
 
 
-class WatchedFile(io.FileIO):
+class ShownFile(io.FileIO):
     """File whose reading is shown."""
 
     def __init__(self, path: Path, on_bytes: OnBytes) -> None:
@@ -96,7 +96,7 @@ class WatchedFileSystem(FileSystem):
         """Opens a file for reading or for writing."""
         path = Path(path)
         if mode == "rb":
-            with io.BufferedReader(WatchedFile(path, self._on_bytes), _BUFFER_BYTES) as stream:
+            with io.BufferedReader(ShownFile(path, self._on_bytes), _BUFFER_BYTES) as stream:
                 yield stream
             return
         with HashedFile(path, self._on_bytes) as file:
