@@ -22,7 +22,8 @@ from cost_aware_trainer.data.hashing import PIECE_BYTES, OnBytes
 from cost_aware_trainer.distributed.meetings import Meeting
 from cost_aware_trainer.state.state import staged
 
-_BUFFER_BYTES = 2**20
+_WRITE_BUFFER_BYTES, _READ_BUFFER_BYTES = 2**20, 2**15
+"""Sizes of buffers. Reading jumps from tensor to tensor, and what was read ahead is lost."""
 _SYNCED_BYTES = 8 * PIECE_BYTES
 """Bytes after which a file that is being written is made durable, so that what is told as written does not wait in memory."""
 
@@ -96,11 +97,11 @@ class WatchedFileSystem(FileSystem):
         """Opens a file for reading or for writing."""
         path = Path(path)
         if mode == "rb":
-            with io.BufferedReader(ShownFile(path, self._on_bytes), _BUFFER_BYTES) as stream:
+            with io.BufferedReader(ShownFile(path, self._on_bytes), _READ_BUFFER_BYTES) as stream:
                 yield stream
             return
         with HashedFile(path, self._on_bytes) as file:
-            with io.BufferedWriter(cast("io.RawIOBase", file), _BUFFER_BYTES) as buffered:
+            with io.BufferedWriter(cast("io.RawIOBase", file), _WRITE_BUFFER_BYTES) as buffered:
                 yield buffered
             self.hashes[path.name] = file.digest.hexdigest()
 
