@@ -20,7 +20,7 @@ from cost_aware_trainer.data.hashing import PIECE_BYTES, OnBytes, unwatched
 SILENCE_FACTOR = 20.0
 """Factor on the time that a piece takes at the measured bandwidth, after which ranks that have shown no progress are given up."""
 _TOLD_EVERY_SECONDS = 0.25
-_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.1
+_SHORTEST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.05
 THREADS = 4
 """Threads of a rank that read files beside each other."""
 
@@ -32,8 +32,17 @@ class StorageError(RuntimeError):
 class Meeting:
     """Meeting of all ranks, each of which may have something to read or to write before it comes."""
 
-    def __init__(self, store: Store | None, rank: int, size: int, patience: timedelta, pace: OnBytes) -> None:
+    def __init__(
+        self,
+        store: Store | None,
+        rank: int,
+        size: int,
+        patience: timedelta,
+        pace: OnBytes,
+        gone: threading.Event | None = None,
+    ) -> None:
         self._store, self._rank, self._size = store, rank, size
+        self._gone = gone or threading.Event()
         self._patience_seconds, self._pace = patience.total_seconds(), pace
         self._heartbeat: Heartbeat | None = None
         self._mine, self._is_over = "", False
@@ -112,11 +121,23 @@ class Meeting:
             if now != seen:
                 seen, self.moved_at_seconds = now, time.monotonic()
                 beat()
+            if self._gone.is_set():
+                raise StorageError("ranks that this one waits for are gone")
             silent_seconds = time.monotonic() - self.moved_at_seconds
             if silent_seconds > self._limit_seconds(now[1]):
                 raise StorageError(self._who(store, silent_seconds))
             time.sleep(pause_seconds)
             pause_seconds = min(pause_seconds * 1.5, _LONGEST_PAUSE_SECONDS)
+        told = self._problems(store)
+        store.add("left", 1)
+        if self._rank == 0:
+            # the store may be this process's: it must not end before all have seen that all have come
+            deadline_seconds = time.monotonic() + self._patience_seconds
+            while store.add("left", 0) < self._size and time.monotonic() < deadline_seconds and not self._gone.is_set():
+                time.sleep(_SHORTEST_PAUSE_SECONDS)
+        return told
+
+    def _problems(self, store: Store) -> str:
         if not store.add("problems", 0):
             return ""
         told = (store.get(f"problem/{rank}").decode(errors="replace") for rank in range(self._size))
@@ -148,6 +169,11 @@ class Meetings:
         self.pace = pace
         """Called with the bytes of each piece that this rank reads or writes; a slow store for tests."""
         self._numbers: dict[str, int] = {}
+        self._gone = threading.Event()
+
+    def abandon(self) -> None:
+        """Ends all waits at once: other ranks are gone."""
+        self._gone.set()
 
     def call(self, name: str) -> Meeting:
         """Calls for the next meeting of a name."""
@@ -158,7 +184,7 @@ class Meetings:
             # all have come to the one before, so nobody is at this one any more
             self._clear(f"{name}/{number - 2}")
         store = PrefixStore(f"{name}/{number}", self._store)
-        return Meeting(store, self._rank, self._size, self._patience, self.pace)
+        return Meeting(store, self._rank, self._size, self._patience, self.pace, self._gone)
 
     def _clear(self, name: str) -> None:
         assert self._store is not None  # noqa: S101  there are other ranks
@@ -166,6 +192,7 @@ class Meetings:
         for key in (
             "bytes",
             "come",
+            "left",
             "problems",
             *(f"{kind}/{rank}" for kind in ("problem", "told") for rank in range(self._size)),
         ):

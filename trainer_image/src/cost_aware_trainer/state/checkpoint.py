@@ -11,6 +11,7 @@ import json
 import os
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Callable
 from concurrent import futures
@@ -20,6 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import async_save
@@ -330,7 +332,13 @@ class Checkpointer:
             self.saved_step = saving.result()
 
     def close(self) -> None:
-        """Waits for the background thread. Its errors are raised by `poll` and `wait`."""
+        """Waits for the background thread. Its errors are raised by `poll` and `wait`.
+
+        If the run ends because a collective has failed, other ranks are gone, and what is being saved cannot be finished.
+        """
+        error = sys.exception()
+        if isinstance(error, dist.DistError) or type(error) is RuntimeError:
+            self._ranks.meetings.abandon()
         self._executor.shutdown(wait=True)
         self._retention.close()
 
