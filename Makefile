@@ -104,11 +104,11 @@ test-twentieth: venv ## One twentieth of `make test-exhaustive`, chosen by the c
 
 .PHONY: test-cluster
 test-cluster: ## All tests that need a real cluster, which this brings up
-	.ci/stages venv cluster-up images data test-cluster-beside test-cluster-alone
+	.ci/stages venv cluster-up images data test-cluster-beside test-cluster-alone test-cluster-rotating
 
 .PHONY: test-on-cluster
 test-on-cluster: ## The same on the cluster, images and data that are there
-	.ci/stages venv test-cluster-beside test-cluster-alone
+	.ci/stages venv test-cluster-beside test-cluster-alone test-cluster-rotating
 
 # Jobs that only wait run beside each other, file by file: what a file's tests share is made once.
 .PHONY: test-cluster-beside
@@ -117,11 +117,19 @@ test-cluster-beside: venv ## Those of `make test-cluster` that do not disturb ea
 
 .PHONY: test-cluster-alone
 test-cluster-alone: venv ## Those that measure, or take nodes, the operator or the control plane away, one at a time
-	$(PYTEST) -m alone tests/cluster
+	$(PYTEST) -m "alone and not exhaustive" tests/cluster
+
+.PHONY: test-cluster-rotating
+test-cluster-rotating: venv ## One of the cluster's tests that are relatives of others and take minutes, chosen by the commit
+	$(PYTEST) -m "alone and exhaustive" --one-of=$(COMMIT) tests/cluster
+
+.PHONY: test-cluster-exhaustive
+test-cluster-exhaustive: venv ## All of them
+	$(PYTEST) -m "alone and exhaustive" tests/cluster
 
 .PHONY: test-all
 test-all: ## Everything: `make check`, `make test`, all layouts, `make test-cluster`
-	.ci/stages check test test-exhaustive test-cluster
+	.ci/stages check test test-exhaustive test-cluster test-cluster-exhaustive
 
 .PHONY: bench
 bench: venv ## Measures one decision by the number of pods, how right the cost models are, how fast the planner is, and what compression gains

@@ -1,19 +1,11 @@
-"""A pool of ranks that imports torch once, and the models and plans that the layouts are compared on."""
+"""The models and plans that the layouts are compared on."""
 
 import dataclasses
 
 import pytest
 from tests.support.ranks.layouts import GLOBAL_SAMPLES, MODELS
-from tests.support.ranks.pool import RankPool
 
 from cost_aware_trainer.contract import BatchPlan, CheckpointPlan, DegreesPlan, OptimizerPlan, RunPlan, StrategyPlan
-
-
-@pytest.fixture(scope="session")
-def pool(forkserver):
-    pool = RankPool(forkserver, 8)
-    yield pool
-    pool.close()
 
 
 @pytest.fixture(scope="session")

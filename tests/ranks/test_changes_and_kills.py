@@ -1,4 +1,4 @@
-"""One run, changed ten times and killed five times at random, against the same run left alone.
+"""One run, changed and killed at random moments, against the same run left alone.
 
 `CATJ_CHAOS_SEED` repeats a run of this test; its seed is printed.
 """
@@ -17,17 +17,19 @@ from cost_aware_trainer.contract import AgentPhase, DegreesPlan
 
 SEED = int(os.environ.get("CATJ_CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 10**6)
 LAYOUTS = [DegreesPlan(data=2), DegreesPlan(tensor=2), DegreesPlan(pipeline=2), DegreesPlan()]
-CHANGES, KILLS, STEPS = 10, 5, 600
+# changes, kills, steps
+SIZES = [(4, 2, 300), pytest.param(10, 5, 600, marks=pytest.mark.exhaustive)]
 
 
 @pytest.mark.timeout(600)
-def test_ten_random_changes_and_five_kills_train_exactly_the_samples_of_a_run_left_alone(
-    start_agent, make_plan, finish, tmp_path
+@pytest.mark.parametrize(("changes", "kills", "all_steps"), SIZES)
+def test_random_changes_and_kills_train_exactly_the_samples_of_a_run_left_alone(
+    changes, kills, all_steps, start_agent, make_plan, finish, tmp_path
 ):
     print(f"CATJ_CHAOS_SEED={SEED}")
     chooser = random.Random(SEED)
-    undisturbed = finish(make_plan("undisturbed", steps=STEPS))
-    plan, log = make_plan("disturbed", steps=STEPS, interval_seconds=0.3), tmp_path / "steps.jsonl"
+    undisturbed = finish(make_plan("undisturbed", steps=all_steps))
+    plan, log = make_plan("disturbed", steps=all_steps, interval_seconds=0.3), tmp_path / "steps.jsonl"
     agent, attempt, degrees = start_agent(), 0, LAYOUTS[0]
 
     def order(attempt):
@@ -41,7 +43,7 @@ def test_ten_random_changes_and_five_kills_train_exactly_the_samples_of_a_run_le
         return len([step for step in steps_of(log) if step["attempt"] == attempt])
 
     # every change and every kill hits a run that has trained a few steps since the one before
-    events = ["change"] * CHANGES + ["kill"] * KILLS
+    events = ["change"] * changes + ["kill"] * kills
     chooser.shuffle(events)
     for event in ["start", *events]:
         if event == "change":
@@ -57,10 +59,10 @@ def test_ten_random_changes_and_five_kills_train_exactly_the_samples_of_a_run_le
         agent.wait_until(lambda steps=steps: trained() >= steps, timeout=120)
     result = agent.wait_for(AgentPhase.COMPLETED, timeout=360).result
     assert result.samples_checksum == undisturbed.result.samples_checksum
-    assert result.samples == undisturbed.result.samples == STEPS * plan.batch.global_samples
+    assert result.samples == undisturbed.result.samples == all_steps * plan.batch.global_samples
     kept = _kept(steps_of(log))
     alone = {step["step"]: step for step in undisturbed.steps}
-    assert list(kept) == list(range(1, STEPS + 1))
+    assert list(kept) == list(range(1, all_steps + 1))
     assert [(s["sample_first"], s["sample_last"]) for s in kept.values()] == [
         (s["sample_first"], s["sample_last"]) for s in alone.values()
     ]

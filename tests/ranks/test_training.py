@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from cost_aware_trainer.contract import METRIC_LABELS, AgentPhase, Metric, OptimizerPlan, Phase
+from cost_aware_trainer.contract import METRIC_LABELS, AgentPhase, Metric, OptimizerPlan, Phase, Sharding, StrategyPlan
 from cost_aware_trainer.data.samples import checksum_text, expected_checksum
 from cost_aware_trainer.data.token_files import DataManifest
 
@@ -120,6 +120,16 @@ def test_a_diverging_run_fails_naming_the_step_and_keeps_its_good_checkpoint(mak
     assert run.result.outcome is AgentPhase.FAILED
     assert re.search(r"step \d+: .*not finite; the checkpoint of step 3 is kept", run.result.message)
     assert [path.name for path in Path(plan.checkpoint.folder).iterdir()] == ["step-00000003"]
+
+
+@pytest.mark.parametrize("sharding", [Sharding.NONE, Sharding.ZERO3])
+def test_a_held_out_loss_that_is_not_finite_fails_the_run_in_words_on_every_rank(make_plan, start_run, sharding):
+    # gradient and weights are finite still, but so large that the next forward pass overflows
+    wild = OptimizerPlan(learning_rate=3.3e37, minimum_learning_rate=3.3e37, warmup_steps=0, weight_decay=10.0)
+    run = start_run(make_plan("overflow", data=2, steps=1, strategy=StrategyPlan(sharding=sharding), optimizer=wild))
+    assert set(run.wait()) == {1}, run.output
+    assert run.result.outcome is AgentPhase.FAILED
+    assert run.result.message.startswith("step 1: the held-out loss is nan: ")
 
 
 @pytest.mark.parametrize("interval_seconds", [0.05, 3600.0])

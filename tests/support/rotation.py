@@ -1,13 +1,14 @@
-"""Pytest's option `--twentieth COMMIT`: runs one twentieth of the selected tests, another one for another commit.
+"""Pytest's options `--twentieth COMMIT` and `--one-of COMMIT`: they run a part of the selected tests, another one for another commit.
 
 Each test belongs to one of twenty parts by the hash of its id, and each commit chooses a part by its own hash. The same commit
-therefore always runs the same tests, and twenty parts together are all of them.
+therefore always runs the same tests, and twenty parts together are all of them. `--one-of` runs a single test: for a few that take
+minutes each.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -34,24 +35,43 @@ def rotated(test_ids: Sequence[str], commit: str) -> list[str]:
     return [test_id for test_id in test_ids if part_of_test(test_id) == part]
 
 
+def one_of(test_ids: Sequence[str], commit: str) -> list[str]:
+    """The one test that a commit runs; none of none."""
+    ordered = sorted(test_ids)
+    chosen = int(hashlib.sha256(f"{int(commit, 16):x}".encode()).hexdigest(), 16)
+    return [ordered[chosen % len(ordered)]] if ordered else []
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--one-of", metavar="COMMIT", help="run one of the selected tests, chosen by the hash of a commit")
     parser.addoption(
         "--twentieth", metavar="COMMIT", help="run one twentieth of the selected tests, chosen by the hash of a commit"
     )
 
 
+_OPTIONS = {"--twentieth": rotated, "--one-of": one_of}
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselects what does not belong to the commit's part; runs after `-m` and `-k` have chosen."""
-    commit = config.getoption("--twentieth")
-    if commit is None:
-        return
+    for option, choose in _OPTIONS.items():
+        commit = config.getoption(option)
+        if commit is not None:
+            _keep(config, items, option, choose, commit)
+
+
+def _keep(
+    config: pytest.Config,
+    items: list[pytest.Item],
+    option: str,
+    choose: Callable[[Sequence[str], str], list[str]],
+    commit: str,
+) -> None:
     try:
-        chosen = set(rotated([item.nodeid for item in items], commit))
+        chosen = set(choose([item.nodeid for item in items], commit))
     except ValueError as error:
-        raise pytest.UsageError(
-            f"--twentieth: '{commit}' is no hash of a commit; write `git rev-parse HEAD`"
-        ) from error
+        raise pytest.UsageError(f"{option}: '{commit}' is no hash of a commit; write `git rev-parse HEAD`") from error
     config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in chosen])
     items[:] = [item for item in items if item.nodeid in chosen]
 

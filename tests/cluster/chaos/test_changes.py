@@ -61,7 +61,11 @@ REBALANCED = {**SPEC, "nodes": {**SPEC["nodes"], "min": 2}, "trainer": {"config"
 
 
 @pytest.mark.parametrize(
-    ("kind", "spec"), [("Resize", RESIZED), ("Rebalance", REBALANCED)], ids=["resize", "rebalance"]
+    ("kind", "spec"),
+    [
+        pytest.param("Resize", RESIZED, id="resize"),
+        pytest.param("Rebalance", REBALANCED, id="rebalance", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_an_operator_that_dies_at_every_stage_of_a_change_leaves_one_plan(
     space: Space, slow_link: None, kind: str, spec: dict[str, Any]
@@ -121,6 +125,7 @@ LEFT = {**SPEC, "trainer": {"config": {"steps": 600}}}
 """So many that leaving is worth several times its cost on a faster machine too."""
 
 
+@pytest.mark.exhaustive
 def test_an_operator_that_dies_at_every_stage_of_leaving_a_node_leaves_one_plan(
     space: Space, slow_worker: None
 ) -> None:
@@ -167,6 +172,7 @@ EBB_STAGES: dict[str, Callable[[State], bool]] = {
 """Of going on with the nodes that are left."""
 
 
+@pytest.mark.exhaustive
 def test_an_operator_that_dies_at_every_stage_of_a_shrink_leaves_one_plan(
     space: Space, taken_away: Callable[[], None]
 ) -> None:

@@ -7,7 +7,7 @@ from devtools.cluster import LAST_WORKER, Space
 from tests.support.cluster.adjusted import QUICK, closes, submitted
 from tests.support.cluster.truth import assert_exactly_once
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.exhaustive, pytest.mark.timeout(900)]
 TAINT = "cloud.google.com/impending-node-termination"
 
 

@@ -6,13 +6,20 @@ import os
 import time
 from pathlib import Path
 
-from cost_aware_trainer.contract import Reconfiguration, RunPlan, Sharding
+import torch
+from tests.support.ranks.host_reads import check_that_reads_are_seen, reads_of_steps
+
+from cost_aware_trainer.contract import CheckpointPlan, Reconfiguration, RunPlan, Sharding
 from cost_aware_trainer.contract.rank_environment import RankEnvironment
 from cost_aware_trainer.distributed.collectives import disconnect
-from cost_aware_trainer.distributed.layout import box_of
+from cost_aware_trainer.distributed.layout import Box, box_of
 from cost_aware_trainer.models.decoder import parameter_shapes
+from cost_aware_trainer.state.checkpoint import Checkpointer
+from cost_aware_trainer.state.manifests import RunFacts
+from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.reconfigure import Succession
-from cost_aware_trainer.state.state import checkpointable
+from cost_aware_trainer.state.saves import NotFiniteError, PeriodicSaves
+from cost_aware_trainer.state.state import StatePart, checkpointable
 from cost_aware_trainer.state.validation import check_plan
 from cost_aware_trainer.telemetry.metrics import RankMetrics
 from cost_aware_trainer.training.trainer import Trainer
@@ -204,3 +211,42 @@ def checksums_of(trainer):
     parts = rank_model.parts()
     facts = rank_model.checksums.facts(checkpointable(parts), parts)
     return {name: fact.checksum for name, fact in facts.items()}
+
+
+def check_finite(place, bad_rank, value):
+    """What the ranks say of a state that is not finite on one of them."""
+    ranks = place.join("finite")
+    values = torch.zeros(5)
+    if place.rank == bad_rank:
+        values[3] = value
+    parts = [
+        StatePart(name, tensor, Box((0,), (5,)), (5,), name, is_copy=False)
+        for name, tensor in (
+            ("model.a", torch.ones(5)),
+            ("model.b", values),
+            ("model.mask", torch.full((5,), -torch.inf)),
+        )
+    ]
+    checkpointer = Checkpointer(
+        CheckpointPlan(folder="/nowhere"), ranks, RunFacts(model={}, seed=0, global_samples=1, data_sha256="")
+    )
+    saves = PeriodicSaves(checkpointer, ranks, RankMetrics(ranks.rank), 60.0)
+    saves.tolerate(["model.mask"])
+    try:
+        saves.check_finite(RunProgress(step=7), parts)
+    except NotFiniteError as error:
+        return str(error)
+    return ""
+
+
+def host_reads(place, plan, steps):
+    """Who reads tensors' values in each step of a plan, after the first."""
+    check_that_reads_are_seen()
+    plan = RunPlan.from_json(plan)
+    ranks = place.join("first")
+    trainer = Trainer(plan, ranks, RankEnvironment(0, None, None), RankMetrics(place.rank), MemoryLog(), lambda: False)
+    trainer.step()
+    found = reads_of_steps(trainer.step, steps)
+    trainer.close()
+    trainer.rank_model.close()
+    return found

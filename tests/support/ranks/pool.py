@@ -10,7 +10,7 @@ class PoolError(AssertionError):
 
 
 class RankPool:
-    """Runs functions of `cases`, `compression_cases` and `probe_cases` on the first `world` of `size` processes."""
+    """Runs functions of `cases`, `compression_cases`, `probe_cases` and `session_cases` on the first `world` of `size` processes."""
 
     def __init__(self, context, size):
         self._context, self._size, self._number = context, size, 0
@@ -44,7 +44,11 @@ class RankPool:
             if not connection.poll(1 if problems else timeout):
                 problems.append(f"rank {rank} of {world} does not answer")
                 continue
-            answer, problem = connection.recv()
+            try:
+                answer, problem = connection.recv()
+            except EOFError:
+                self._processes[rank].join(5)
+                answer, problem = None, f"it died with exit code {self._processes[rank].exitcode}"
             answers.append(answer)
             if problem:
                 problems.append(f"rank {rank} of {world}: {problem}")

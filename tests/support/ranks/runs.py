@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from devtools.steps_log import steps_of
 from tests.support.ranks import process as rank_process
+from tests.support.ranks.pool import RankPool
 
 from cost_aware_trainer.contract import RunResult
 
@@ -38,6 +39,14 @@ def forkserver():
     own = ["tests.support.ranks.process", "tests.support.ranks.cases"]
     context.set_forkserver_preload(["cost_aware_trainer.training.trainer", "torch._dynamo", *own])
     return context
+
+
+@pytest.fixture(scope="session")
+def pool(forkserver):
+    """Ranks that import torch once and run many cases."""
+    pool = RankPool(forkserver, 8)
+    yield pool
+    pool.close()
 
 
 class Run:

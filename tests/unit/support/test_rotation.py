@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.support import ROOT
-from tests.support.rotation import PARTS, part_of_commit, part_of_test, rotated
+from tests.support.rotation import PARTS, one_of, part_of_commit, part_of_test, rotated
 
 TESTS = [f"tests/layouts/test_equivalence.py::test_layout[{number}]" for number in range(1000)]
 COMMITS = [hashlib.sha1(str(number).encode(), usedforsecurity=False).hexdigest() for number in range(400)]
@@ -33,6 +33,15 @@ def test_a_commit_runs_the_same_tests_in_their_order_every_time_and_all_commits_
         rotated(TESTS, COMMITS[0]) == rotated(TESTS, COMMITS[0]) == sorted(rotated(TESTS, COMMITS[0]), key=TESTS.index)
     )
     assert {test for commit in COMMITS for test in rotated(TESTS, commit)} == set(TESTS)
+
+
+def test_one_of_a_few_is_chosen_each_by_about_as_many_commits() -> None:
+    few = TESTS[:4]
+    chosen = [test for commit in COMMITS for test in one_of(few, commit)]
+    assert len(chosen) == len(COMMITS)
+    assert one_of(reversed(few), COMMITS[0]) == one_of(few, COMMITS[0])
+    assert min(chosen.count(test) for test in few) > len(COMMITS) / 8
+    assert one_of([], COMMITS[0]) == []
 
 
 def test_a_short_hash_in_capitals_is_a_hash_and_a_branch_s_name_is_not() -> None:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
@@ -23,7 +24,7 @@ ENV_COLLECTIVE_TIMEOUT = "CATJ_COLLECTIVE_TIMEOUT_SECONDS"
 TIMEOUT = timedelta(seconds=float(os.environ.get(ENV_COLLECTIVE_TIMEOUT, "60")))
 """Time-out of a collective. One that takes longer has lost a peer. Every other rank would pay for torch's own 30 minutes."""
 
-_FLAGS = 6
+_FLAGS = 7
 _LIMBS = 4
 _LIMB_BITS = 16
 
@@ -85,11 +86,22 @@ class Ranks:
         """Sums each value over all ranks, in float64."""
         if self.size == 1:
             return values
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         with self.heartbeat.waiting():
-            dist.all_reduce(tensor)
-            sums: list[float] = tensor.tolist()
+            sums: list[float] = self.sum_tensor(torch.tensor(values, dtype=torch.float64, device=self.device)).tolist()
         return sums
+
+    def sum_tensor(self, tensor: Tensor) -> Tensor:
+        """Sums a tensor over all ranks, in place."""
+        if self.size > 1:
+            with self.heartbeat.waiting():
+                dist.all_reduce(tensor)
+        return tensor
+
+    def to_device(self, values: Tensor) -> Tensor:
+        """Copies values from the host to the device without waiting for it."""
+        if self.device.type != "cuda":
+            return values.to(self.device)
+        return values.pin_memory().to(self.device, non_blocking=True)
 
     def broadcast_json(self, document: Any) -> Any:
         """Sends rank 0's document to every rank, as JSON in a byte tensor, so that nothing is unpickled."""
@@ -162,7 +174,11 @@ class Rendezvous:
         store = PrefixStore(f"generation/{generation}", self.store)
         backend = "nccl" if has_cuda else "gloo"
         with self.heartbeat.waiting():
-            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT)
+            # bound to its device from the start: NCCL connects at once, and an error names the rank's own device
+            bound = device if has_cuda else None
+            dist.init_process_group(
+                backend, store=store, rank=self.rank, world_size=self.size, timeout=TIMEOUT, device_id=bound
+            )
             background = dist.new_group(backend="gloo", timeout=TIMEOUT)
         assert isinstance(background, dist.ProcessGroup)  # noqa: S101  every rank is a member
         meetings = Meetings(PrefixStore("meetings", store), self.rank, self.size, TIMEOUT)
@@ -177,13 +193,16 @@ def disconnect() -> None:
 
 @dataclass(frozen=True)
 class StepVote:
-    """Contribution of a rank to the one small all-reduce of a step, or the combination of all ranks' contributions."""
+    """Combination of all ranks' contributions to the one small all-reduce of a step.
 
-    loss_sum: float
+    A rank's own contribution may hold loss and norm as they are on its device: they are read once, with all the rest.
+    """
+
+    loss_sum: float | Tensor
     """Sum of this rank's training losses in the step, nats."""
     checksum: int
     """Checksum of the samples that this rank reports."""
-    squared_norm: float = 0.0
+    squared_norm: float | Tensor = 0.0
     """This rank's share of the gradient's squared norm."""
     wants_stop: bool = False
     """Whether the rank was asked to stop."""
@@ -197,14 +216,26 @@ class StepVote:
     """Whether a copy to other nodes' memory is due."""
     is_copying: bool = False
     """Whether such a copy is under way."""
+    buffers_changed: bool = False
+    """Whether a forward pass changed a buffer that is not made equal after each step yet."""
     work_seconds: float = 0.0
     """Seconds that the rank itself has worked since the last vote."""
     work_seconds_of: tuple[float, ...] = ()
     """Those seconds of every rank, by rank; only in the combined vote."""
 
 
-def combine(ranks: Ranks, vote: StepVote) -> StepVote:
-    """Combines the votes of all ranks in one all-reduce.
+@dataclass(frozen=True)
+class Agreed(StepVote):
+    """Vote that all ranks have agreed on, with numbers on the host."""
+
+    loss_sum: float
+    """Sum of all ranks' training losses in the step, nats."""
+    squared_norm: float = 0.0
+    """Squared norm of the whole gradient."""
+
+
+def combine(ranks: Ranks, vote: StepVote) -> Agreed:
+    """Combines the votes of all ranks in one all-reduce, and reads the device once.
 
     Losses, squared norms and checksums (modulo 2^64) are summed. A flag is true if it is true on any rank, except
     `is_ready`, which must be true on all. Each rank's working time has a place of its own, to which the others add 0. A
@@ -213,15 +244,20 @@ def combine(ranks: Ranks, vote: StepVote) -> StepVote:
     limbs = [float((vote.checksum >> (_LIMB_BITS * i)) & 0xFFFF) for i in range(_LIMBS)]
     votes = (
         *(vote.wants_stop, vote.wants_checkpoint, vote.save_failed),
-        *(vote.wants_copy, vote.is_copying, vote.is_ready),
+        *(vote.wants_copy, vote.is_copying, vote.is_ready, vote.buffers_changed),
     )
     flags = [float(flag) for flag in votes]
     work = [vote.work_seconds if rank == ranks.rank else 0.0 for rank in range(ranks.size)]
-    loss_sum, squared_norm, *rest = ranks.sum([vote.loss_sum, vote.squared_norm, *flags, *limbs, *work])
-    (stop, checkpoint, failed, copy, copying, ready), rest = rest[:_FLAGS], rest[_FLAGS:]
+    of_device = [
+        torch.as_tensor(value, dtype=torch.float64, device=ranks.device) for value in (vote.loss_sum, vote.squared_norm)
+    ]
+    of_host = torch.tensor([*flags, *limbs, *work], dtype=torch.float64)
+    joined = torch.cat([torch.stack(of_device), ranks.to_device(of_host)])
+    loss_sum, squared_norm, *rest = ranks.sum_tensor(joined).tolist()
+    (stop, checkpoint, failed, copy, copying, ready, buffers), rest = rest[:_FLAGS], rest[_FLAGS:]
     summed_limbs, work = rest[:_LIMBS], rest[_LIMBS:]
     checksum = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(summed_limbs)) & ((1 << 64) - 1)
-    return StepVote(
+    return Agreed(
         loss_sum,
         checksum,
         squared_norm,
@@ -231,6 +267,7 @@ def combine(ranks: Ranks, vote: StepVote) -> StepVote:
         ready == ranks.size,
         copy > 0,
         copying > 0,
+        buffers > 0,
         work_seconds_of=tuple(work),
     )
 

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from cost_aware_trainer.distributed.collectives import ring_bytes
-from cost_aware_trainer.distributed.compression.sums import BucketLayout, CompressedSum
 from cost_aware_trainer.distributed.layout import Box, tensor_dimension
 from cost_aware_trainer.distributed.mesh import Mesh
 from cost_aware_trainer.telemetry.traffic import Axis
-
-BUCKET_BYTES = 4 * 2**20
-"""Size of gradient buckets, unless the plan has another: small enough that the bundled models' gradients travel while the
-backward pass still computes."""
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -56,111 +50,6 @@ class HeldParameter:
         return local(self.parameter.grad)
 
 
-@dataclass
-class _Bucket:
-    """Parameters whose gradients are summed at once."""
-
-    parameters: list[nn.Parameter]
-    """Parameters in the order of the buffer."""
-    layout: BucketLayout = ()
-    """Names and sizes of the parameters."""
-    pending: int = 0
-    """Gradients that are not ready yet, over all micro-batches of the step."""
-    buffer: Tensor | None = None
-    """Flat gradients, while their sum is under way."""
-    work: Any = None
-    """Handle of the sum under way."""
-
-
-@dataclass
-class DataSum:
-    """Sum of replicas' gradients over the data axis, a bucket at a time, while the backward pass goes on.
-
-    Torch's DistributedDataParallel does this for whole models of plain parameters. This class also serves pipeline stages,
-    whose gradients are ready after the last of many interleaved backward passes, and schedules that compute weights'
-    gradients outside of autograd, for which buckets are sent at the end.
-    """
-
-    mesh: Mesh
-    """Mesh with the data axis."""
-    micro_batches: int
-    """Number of backward passes in a step."""
-    compressed: CompressedSum | None = None
-    """Compressed sum over the data axis; None for fp32."""
-    bucket_bytes: float = BUCKET_BYTES
-    """Bytes from which on a bucket is closed."""
-    _buckets: list[_Bucket] = field(default_factory=list)
-    _bucket_of: dict[nn.Parameter, _Bucket] = field(default_factory=dict)
-    _launched: int = 0
-    _is_uncompressed: bool = False
-    _handles: list[Any] = field(default_factory=list)
-
-    def watch(self, parameters: Sequence[HeldParameter]) -> None:
-        """Distributes parameters over buckets, last first: gradients become ready in about the reverse order."""
-        for held in reversed(parameters):
-            parameter = held.parameter
-            size_bytes = sum(p.numel() * p.element_size() for p in self._buckets[-1].parameters) if self._buckets else 0
-            if not self._buckets or size_bytes >= self.bucket_bytes:
-                self._buckets.append(_Bucket([]))
-            self._buckets[-1].parameters.append(parameter)
-            self._buckets[-1].layout += ((held.key, parameter.numel()),)
-            self._bucket_of[parameter] = self._buckets[-1]
-            handle = parameter.register_post_accumulate_grad_hook(self._on_gradient)  # type: ignore[no-untyped-call]
-            self._handles.append(handle)
-
-    def close(self) -> None:
-        """Removes the parameters' hooks, which hold this object and its process groups out of the garbage collector's sight."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-        if self.compressed:
-            self.compressed.close()
-            self.compressed = None
-
-    def begin(self, *, uncompressed: bool = False) -> None:
-        """Starts a step. With `uncompressed`, on all replicas or on none, its gradients are summed as they are."""
-        self._launched, self._is_uncompressed = 0, uncompressed
-        for bucket in self._buckets:
-            bucket.pending = len(bucket.parameters) * self.micro_batches
-
-    def _on_gradient(self, parameter: Tensor) -> None:
-        bucket = self._bucket_of[parameter]  # type: ignore[index]
-        bucket.pending -= 1
-        # In order, so that all replicas send the same bucket at the same time.
-        while self._launched < len(self._buckets) and self._buckets[self._launched].pending == 0:
-            self._launch()
-
-    def _launch(self) -> None:
-        bucket = self._buckets[self._launched]
-        self._launched += 1
-        ended = self.mesh.traffic.overlap.begin()
-        gradients = [p.grad for p in bucket.parameters if p.grad is not None]
-        bucket.buffer = torch.cat([gradient.flatten() for gradient in gradients])
-        if self.compressed and not self._is_uncompressed:
-            self.mesh.traffic.count(Axis.DATA, self.compressed.sent_bytes(bucket.buffer.numel()))
-            bucket.work = self.compressed.start(bucket.layout, bucket.buffer)
-            bucket.work.then(lambda _: ended())
-            return
-        sent_bytes = ring_bytes(bucket.buffer.numel() * bucket.buffer.element_size(), self.mesh.lengths[Axis.DATA])
-        self.mesh.traffic.count(Axis.DATA, sent_bytes)
-        bucket.work = dist.all_reduce(bucket.buffer, group=self.mesh.group(Axis.DATA), async_op=True)
-        bucket.work.get_future().add_done_callback(lambda _: ended())
-
-    def finish(self) -> None:
-        """Ends a step's backward passes and waits until all gradients are summed. That time is exposed."""
-        self.mesh.traffic.overlap.computed()
-        with self.mesh.traffic.exposed(Axis.DATA):
-            while self._launched < len(self._buckets):
-                self._launch()
-            for bucket in self._buckets:
-                bucket.work.wait()
-                assert bucket.buffer is not None  # noqa: S101  it was launched
-                gradients = [p.grad for p in bucket.parameters if p.grad is not None]
-                parts = torch.split(bucket.buffer, [gradient.numel() for gradient in gradients])
-                torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)])
-                bucket.buffer = bucket.work = None
-
-
 def sum_shared(mesh: Mesh, parameters: Sequence[HeldParameter], gradients: Sequence[Tensor]) -> None:
     """Sums gradients (of `parameters`, in their order) that ranks of other axes share, in place.
 
@@ -187,8 +76,8 @@ def _sum_together(mesh: Mesh, tensors: list[Tensor], group: dist.ProcessGroup, a
         tensor.copy_(part.view_as(tensor))
 
 
-def squared_norm(mesh: Mesh, parameters: Sequence[HeldParameter], *, is_sharded: bool) -> float:
-    """Share of this rank in the squared norm of the whole model's gradient. Each element counts on one rank only."""
+def squared_norm(mesh: Mesh, parameters: Sequence[HeldParameter], *, is_sharded: bool) -> Tensor:
+    """Share of this rank in the squared norm of the whole model's gradient, on its device. Each element counts on one rank only."""
     place = mesh.place
     mine = [
         held.gradient
@@ -199,8 +88,8 @@ def squared_norm(mesh: Mesh, parameters: Sequence[HeldParameter], *, is_sharded:
         and held.gradient.numel()
     ]
     if not mine:
-        return 0.0
-    return float(torch.stack(torch._foreach_norm(mine)).double().square().sum())
+        return torch.zeros((), dtype=torch.float64, device=mesh.ranks.device)
+    return torch.stack(torch._foreach_norm(mine)).double().square().sum()
 
 
 def clip(parameters: Sequence[HeldParameter], norm: float, largest_norm: float) -> None:

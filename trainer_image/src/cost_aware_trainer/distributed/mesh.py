@@ -71,8 +71,13 @@ def _ends_group(ranks: Ranks, plan: RunPlan) -> dist.ProcessGroup | None:
 
 
 def data_mesh(ranks: Ranks) -> Mesh:
-    """Makes the mesh of a session: all ranks on the data axis."""
-    groups = {Axis.DATA: whole} if (whole := dist.group.WORLD) is not None and ranks.size > 1 else {}
+    """Makes the mesh of a session: all ranks on the data axis, in a group of their own.
+
+    A user's module may have collectives of its own, SyncBatchNorm for example. In one group they would meet a gradient's sum
+    where ranks are not equally far.
+    """
+    group = dist.new_group(timeout=TIMEOUT) if ranks.size > 1 else None
+    groups = {Axis.DATA: group} if isinstance(group, dist.ProcessGroup) else {}
     lengths = {Axis.PIPELINE: 1, Axis.DATA: ranks.size, Axis.TENSOR: 1}
     return Mesh(
         ranks, Coordinates(ranks.rank, 0, 0), groups, lengths, None, None, Traffic(ranks.device, ranks.heartbeat)

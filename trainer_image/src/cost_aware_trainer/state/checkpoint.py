@@ -143,12 +143,15 @@ class Checkpointer:
             raise InvalidRunError(first)
 
     def resume(
-        self, parts: list[StatePart], checksums: Checksums, shapes: dict[str, tuple[int, ...]]
+        self,
+        parts: list[StatePart] | Callable[[CheckpointManifest], list[StatePart]],
+        checksums: Checksums,
+        shapes: dict[str, tuple[int, ...]],
     ) -> CheckpointManifest | None:
         """Loads the newest good checkpoint into `parts`; every rank must call it.
 
         Args:
-            parts: this rank's parts of the state.
+            parts: this rank's parts of the state, or what makes them for a checkpoint.
             checksums: checksums of the whole tensors.
             shapes: shapes of the whole model's parameters, by name.
 
@@ -162,10 +165,11 @@ class Checkpointer:
         """
         try:
             for manifest in self._search.candidates(self._facts, shapes):
+                mine = parts if isinstance(parts, list) else parts(manifest)
                 has_residuals = any(name.startswith(RESIDUAL) for name in manifest.tensors)
-                residuals = residual_parts(parts) if has_residuals else []
+                residuals = residual_parts(mine) if has_residuals else []
                 name = folder_name(manifest.step)
-                damage = self._search.load(manifest, parts + residuals, checksums)
+                damage = self._search.load(manifest, mine + residuals, checksums)
                 if damage:
                     self._has_loaded_damage = True
                     self._search.note(name, damage)
@@ -195,7 +199,7 @@ class Checkpointer:
         if self._plan.on_all_damaged is OnAllDamaged.STOP:
             raise InvalidRunError(
                 f"checkpoint.folder: all {len(damaged)} checkpoints in {self._root} are damaged ({names}); nothing was changed. Put "
-                "a whole one back, or write checkpoint.onAllDamaged: Restart to begin at the first step"
+                "a whole one back, move them away, or write checkpoint.onAllDamaged: Restart to begin at the first step"
             )
         self._agree(self._write(self._set_damaged_aside) if self._ranks.is_first else "")
         if self._has_loaded_damage:

@@ -21,6 +21,8 @@ FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
 CHECKSUM = "manifest_sha256"
 """Key of the manifest's own checksum."""
+COMPILED = "_orig_mod."
+"""What torch.compile puts before the names of a module that it wraps."""
 _FOLDER = re.compile(r"step-(\d{8,})")
 
 
@@ -106,6 +108,11 @@ class CheckpointManifest:
 def _checksum(document: dict[str, Any]) -> str:
     """Hexadecimal SHA-256 of a manifest's values, however they are laid out in the file."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def plain(name: str) -> str:
+    """Name of a tensor as its module has it, whether torch.compile wraps the module or not."""
+    return name.replace(COMPILED, "")
 
 
 def folder_name(step: int) -> str:

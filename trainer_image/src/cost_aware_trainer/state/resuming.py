@@ -19,6 +19,7 @@ from cost_aware_trainer.state.manifests import (
     RunFacts,
     checkpoint_folders,
     folder_name,
+    plain,
     read_manifest,
     verify_file,
 )
@@ -133,7 +134,7 @@ def _names(root: Path) -> list[str]:
 def difference(manifest: CheckpointManifest, facts: RunFacts, shapes: dict[str, tuple[int, ...]]) -> str:
     """Says why a checkpoint does not belong to this run, shape by shape and fact by fact; empty if it does."""
     tensors = manifest.tensors.items()
-    saved = {name.removeprefix("model."): tensor.shape for name, tensor in tensors if name.startswith("model.")}
+    saved = {plain(name.removeprefix("model.")): tensor.shape for name, tensor in tensors if name.startswith("model.")}
     where, remedy = folder_name(manifest.step), "restore the plan's model, or name an empty folder"
     different = [
         f"{name} is {saved.get(name, 'absent')} there and {shapes.get(name, 'absent')} in the plan"

@@ -13,8 +13,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from cost_aware_trainer.contract import Compression, Precision, RunPlan, Sharding
 from cost_aware_trainer.distributed.compression.reduce_scatter import CompressedReduceScatter
 from cost_aware_trainer.distributed.compression.sums import BITS, CompressedSum, element_bytes
+from cost_aware_trainer.distributed.data_sum import BUCKET_BYTES, DataSum
 from cost_aware_trainer.distributed.fsdp_waits import waits_timed
-from cost_aware_trainer.distributed.gradients import BUCKET_BYTES, DataSum, HeldParameter, squared_norm, sum_shared
+from cost_aware_trainer.distributed.gradients import HeldParameter, squared_norm, sum_shared
 from cost_aware_trainer.distributed.layout import Box, ModelStage, box_of, stages_of
 from cost_aware_trainer.distributed.mesh import Mesh
 from cost_aware_trainer.distributed.tensor_parallel import TensorAxis
@@ -116,7 +117,7 @@ class ModelPart:
         model = self._plan.model
         self.fill(lambda name, box: initial_value(name, shapes[name], model, seed)[box.slices()])
 
-    def step(self, batches: Iterable[Tensor], scale: float, *, uncompressed: bool = False) -> float:
+    def step(self, batches: Iterable[Tensor], scale: float, *, uncompressed: bool = False) -> Tensor:
         """Runs forward and backward over this replica's micro-batches, and sums gradients over all ranks that share a parameter.
 
         Args:
@@ -125,7 +126,7 @@ class ModelPart:
             uncompressed: whether the sum over the data axis goes without compression.
 
         Returns:
-            the summed loss if `reports` is true; otherwise a number without meaning.
+            the summed loss, on the device, if `reports` is true; otherwise a number without meaning.
         """
         for held in self.parameters:
             held.parameter.grad = None
@@ -144,7 +145,7 @@ class ModelPart:
             self.mesh.traffic.count(Axis.DATA, self._sharded_bytes(Compression.NONE if uncompressed else None))
         return loss_sum
 
-    def _accumulate(self, batches: Iterable[Tensor], scale: float) -> float:
+    def _accumulate(self, batches: Iterable[Tensor], scale: float) -> Tensor:
         (_, decoder), *_ = self._stages
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.mesh.ranks.device)
         for index, tokens in enumerate(batches):
@@ -153,7 +154,7 @@ class ModelPart:
             loss = self._tensor.summed_loss(decoder(tokens[:, :-1]), tokens[:, 1:])
             (loss * scale).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
-        return float(loss_sum)
+        return loss_sum
 
     def _sharded_bytes(self, compression: Compression | None = None) -> float:
         """Bytes that fully_shard sends in a step: one gather of weights and one scatter of gradients, or more of both."""
@@ -221,8 +222,8 @@ class ModelPart:
         """See `Pipeline.bubble_seconds`; 0 without a pipeline."""
         return self._pipeline.bubble_seconds(compute_seconds) if self._pipeline else 0.0
 
-    def squared_gradient_norm(self) -> float:
-        """Share of this rank in the squared norm of the whole model's gradient."""
+    def squared_gradient_norm(self) -> Tensor:
+        """Share of this rank in the squared norm of the whole model's gradient, on the device."""
         return squared_norm(self.mesh, self.parameters, is_sharded=self.is_sharded)
 
     def losses(self, tokens: Tensor) -> Tensor | None:

@@ -89,10 +89,11 @@ class Pipeline:
         self._loss_sum += loss.detach()
         return loss * self._loss_scale
 
-    def step(self, batches: Sequence[Tensor], scale: float) -> float:
+    def step(self, batches: Sequence[Tensor], scale: float) -> Tensor:
         """Runs forward and backward over all micro-batches of tokens (samples, sequence_length + 1).
 
-        Ranks with neither end of the pipeline need no tokens. Returns the summed loss on the last stage's rank, otherwise 0.
+        Ranks with neither end of the pipeline need no tokens. Returns, until the next step, the summed loss
+        on the last stage's device; 0 on others.
         """
         self._loss_scale = scale
         self._loss_sum.zero_()
@@ -102,7 +103,7 @@ class Pipeline:
         with self._waits_timed():
             self._schedule.step(arg_mbs=inputs, target_mbs=targets, return_outputs=False)
         self._count_bytes(count)
-        return float(self._loss_sum)
+        return self._loss_sum
 
     @contextmanager
     def _waits_timed(self) -> Iterator[None]:

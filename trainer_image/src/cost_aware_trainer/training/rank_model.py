@@ -60,16 +60,16 @@ class RankModel:
         """Reads the samples at positions, (samples, sequence_length + 1); empty on ranks that need none."""
         if not self.part.needs_tokens:
             return torch.empty(0)
-        return torch.from_numpy(corpus.train_windows(order.at(positions))).to(self.ranks.device)
+        return self.ranks.to_device(torch.from_numpy(corpus.train_windows(order.at(positions))))
 
-    def accumulate(self, step: int, batches: Iterator[Tensor]) -> tuple[float, float]:
+    def accumulate(self, step: int, batches: Iterator[Tensor]) -> tuple[Tensor | float, Tensor]:
         """Runs forward and backward of a step, counted from 1, over the tokens of each micro-batch.
 
         Gradients are not quantised while the learning rate warms up. They are largest and differ most then, and the effect of
         rounding on Adam's second moments stays for hundreds of steps (1-bit Adam, 2102.02888, warms up for the same reason).
 
         Returns:
-            this rank's shares of the summed loss and of the gradient's squared norm.
+            this rank's shares of the summed loss and of the gradient's squared norm, on the device.
         """
         plan = self.plan
         scale = 1.0 / (plan.batch.global_samples * plan.model.sequence_length)

@@ -9,19 +9,18 @@ Example:
 from __future__ import annotations
 
 import contextlib
-import logging
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 
 from cost_aware_trainer.contract import (
     EXIT_INVALID,
@@ -36,29 +35,31 @@ from cost_aware_trainer.contract import (
 from cost_aware_trainer.contract.rank_environment import RankEnvironment, StepsLog, StopSignal
 from cost_aware_trainer.data.samples import SampleOrder, Shard, add_checksums, checksum
 from cost_aware_trainer.distributed.collectives import Ranks, Rendezvous, StepVote, combine, combine_bytes, disconnect
-from cost_aware_trainer.distributed.gradients import DataSum, HeldParameter
+from cost_aware_trainer.distributed.data_sum import DataSum, GradientError
+from cost_aware_trainer.distributed.gradients import HeldParameter
 from cost_aware_trainer.distributed.layout import Box
 from cost_aware_trainer.distributed.mesh import data_mesh
 from cost_aware_trainer.distributed.stragglers import WorkMeter, book_straggler_wait
-from cost_aware_trainer.state.checkpoint import Checkpointer, CheckpointError
+from cost_aware_trainer.state.checkpoint import CheckpointError
 from cost_aware_trainer.state.manifests import RunFacts
 from cost_aware_trainer.state.progress import RunProgress
-from cost_aware_trainer.state.saves import PeriodicSaves
-from cost_aware_trainer.state.session_state import WholeChecksums, allocate_state, whole_parts
 from cost_aware_trainer.state.validation import InvalidRunError
 from cost_aware_trainer.telemetry.launch_stages import Stopwatch
 from cost_aware_trainer.telemetry.metrics import RankMetrics, peak_memory_bytes
 from cost_aware_trainer.telemetry.phases import PhaseClock
 from cost_aware_trainer.telemetry.traffic import Axis
+from cost_aware_trainer.training.session_checkpoints import SessionCheckpoints
+from cost_aware_trainer.training.session_checks import (
+    check_helpers,
+    check_model,
+    check_numbers,
+    is_of_peer,
+    seed_all,
+)
+from cost_aware_trainer.training.session_optimizer import DivergedSessionError, SessionOptimizer
 from cost_aware_trainer.training.step_report import StepReport, run_result
 
-logger = logging.getLogger(__name__)
-
 Batch = TypeVar("Batch")
-
-
-class DivergedSessionError(RuntimeError):
-    """Loss or gradient that is no longer a finite number. The last checkpoint is kept."""
 
 
 class TrainingSession:
@@ -81,6 +82,9 @@ class TrainingSession:
         interval_seconds: seconds between periodic checkpoints.
         keep: number of newest checkpoints that stay.
         data_fingerprint: text that identifies the data; a resumed run with another text is refused.
+        scaler: loss scaler of fp16 training; the session scales losses, and steps and updates it.
+        stateful: objects whose state comes back after a restart, by name: learning-rate schedulers, a loader, random number
+            generators; anything with `state_dict` and `load_state_dict`. The script steps them as it likes.
     """
 
     def __init__(
@@ -99,14 +103,13 @@ class TrainingSession:
         interval_seconds: float = 60.0,
         keep: int = 2,
         data_fingerprint: str = "",
+        scaler: GradScaler | None = None,
+        stateful: Mapping[str, Any] | None = None,
     ) -> None:
         self.model, self.optimizer, self.steps, self.global_samples = model, optimizer, steps, global_samples
-        self._learning_rate, self._clip_norm, self._seed = learning_rate, clip_norm, seed
-        self._samples, self._micro_batches = samples, micro_batches
-        self._folder, self._plan = (
-            Path(folder),
-            CheckpointPlan(folder=str(folder), interval_seconds=interval_seconds, keep=keep),
-        )
+        self._weights = SessionOptimizer(model, optimizer, scaler, learning_rate, clip_norm)
+        self._samples, self._micro_batches, self._seed = samples, micro_batches, seed
+        self._plan = CheckpointPlan(folder=str(folder), interval_seconds=interval_seconds, keep=keep)
         self._facts = RunFacts(
             model={"parameters": sum(parameter.numel() for parameter in model.parameters())},
             seed=seed,
@@ -118,23 +121,25 @@ class TrainingSession:
         self._order = SampleOrder(samples, seed)
         self._progress = RunProgress()
         self._heldout_loss: float | None = None
-        self._loss_sum, self._trained, self._backwards = 0.0, 0, 0
+        self._trained = self._backwards = 0
+        self._loss_sum = torch.zeros(())
         self._stopped = False
+        self._scaler, self._stateful = scaler, dict(stateful or {})
+        self._has_looked = False
 
     def __enter__(self) -> Self:
         """Joins the other ranks and resumes from the newest checkpoint. A run that can never work exits with EXIT_INVALID."""
         start = Stopwatch.of_start(self._environment.launch)
         try:
-            self._check()
+            check_numbers(samples=self._samples, global_samples=self.global_samples, steps=self.steps)
+            check_model(self.model, self.optimizer)
             self._stop.listen()
             self._join(start)
             start.end(LaunchStage.REBUILD)
             self._resume()
             start.end(LaunchStage.LOAD)
         except InvalidRunError as error:
-            self._environment.write_result(RunResult(outcome=AgentPhase.INVALID, message=str(error)))
-            print(f"invalid run: {error}", file=sys.stderr, flush=True)
-            sys.exit(EXIT_INVALID)
+            self._refuse(error)
         except CheckpointError as error:
             self._environment.write_result(RunResult(outcome=AgentPhase.FAILED, message=str(error)))
             raise
@@ -147,11 +152,21 @@ class TrainingSession:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Writes the result for the agent: completed, stopped with a checkpoint, or failed with its reason."""
-        self._checkpointer.close()
+        if error is None:
+            try:
+                self._save_if_due()
+            except CheckpointError as failure:
+                self._write_result(AgentPhase.FAILED, str(failure))
+                raise
+        self._checkpoints.checkpointer.close()
         self._data_sum.close()
         self._log.close()
         if isinstance(error, DivergedSessionError | CheckpointError):
             self._write_result(AgentPhase.FAILED, str(error))
+        elif isinstance(error, Exception) and not is_of_peer(error):
+            # The rank that fails first says why; its peers only see that it has gone.
+            why = f"rank {self.ranks.rank}, step {self.step_number + 1}: {type(error).__name__}: {error}"
+            self._write_result(AgentPhase.FAILED, why, of_any_rank=True)
         if error is None:
             is_complete = self.step_number >= self.steps
             self._write_result(
@@ -163,12 +178,6 @@ class TrainingSession:
 
     def _beat(self, phase: Phase) -> None:
         self.ranks.heartbeat.beat(phase.value, self.step_number + 1)
-
-    def _check(self) -> None:
-        positive = {"samples": self._samples, "global_samples": self.global_samples, "steps": self.steps}
-        for name, value in positive.items():
-            if value < 1:
-                raise InvalidRunError(f"{name}: {value} is not positive; write at least 1")
 
     def _join(self, start: Stopwatch) -> None:
         rendezvous = Rendezvous.from_environment()
@@ -183,12 +192,14 @@ class TrainingSession:
         self._shard = Shard(self.global_samples, self.ranks.rank, self.ranks.size)
         self._mesh = data_mesh(self.ranks)
         self.model.to(self.ranks.device)
-        self._data_sum = DataSum(self._mesh, self._micro_batches)
+        self._data_sum = DataSum(self._mesh, self._micro_batches, use_differs=True)
+        watched = [held for held in self._parameters() if held.parameter.requires_grad]
+        self._frozen = [held for held in self._parameters() if not held.parameter.requires_grad]
         if self.ranks.size > 1:
-            self._data_sum.watch([held for held in self._parameters() if held.parameter.requires_grad])
+            self._data_sum.watch(watched)
         self._metrics = RankMetrics(self.ranks.rank)
         self._metrics.serve(self.ranks.local_rank)
-        self._log = StepsLog(self._folder / "steps.jsonl" if self.ranks.is_first else None)
+        self._log = StepsLog(Path(self._plan.folder) / "steps.jsonl" if self.ranks.is_first else None)
 
     def _parameters(self) -> list[HeldParameter]:
         """Lists the model's parameters, each whole on every rank."""
@@ -199,31 +210,11 @@ class TrainingSession:
 
     def _resume(self) -> None:
         """Fills model and optimizer from the newest good checkpoint, or makes all ranks begin with rank 0's weights."""
-        self._checkpointer = Checkpointer(self._plan, self.ranks, self._facts)
-        self._saves = PeriodicSaves(self._checkpointer, self.ranks, self._metrics, self._plan.interval_seconds)
-        self._checkpointer.check_folder()
-        allocate_state(self.optimizer)
-        parts = whole_parts(self.model, self.optimizer)
-        shapes = {part.name.removeprefix("model."): part.shape for part in parts if part.name.startswith("model.")}
-        found = self._checkpointer.resume(parts, WholeChecksums(), shapes)
-        if found:
-            self._progress = RunProgress.saved_in(found)
-        else:
-            self._checkpointer.begin_anew()
-            self.optimizer.state.clear()
-            self._share(part.values for part in parts if part.name.startswith("model."))
-        if self.ranks.is_first:
-            logger.info("session: %s", f"resuming after step {found.step}" if found else "no checkpoint, starting")
+        self._checkpoints = SessionCheckpoints(self.model, self.optimizer, self._scaler, self._stateful, self.ranks)
+        self._progress = self._checkpoints.resume(self._plan, self._facts, self._metrics) or self._progress
         for metric in (Metric.RESUMED_STEP, Metric.CHECKPOINT_STEP, Metric.STEP):
             self._metrics.set(metric, self.step_number)
         self._metrics.set(Metric.TOTAL_STEPS, self.steps)
-
-    def _share(self, tensors: Iterable[Tensor]) -> None:
-        """Copies rank 0's values to every rank."""
-        if self.ranks.size > 1:
-            with self.ranks.heartbeat.waiting():
-                for tensor in tensors:
-                    dist.broadcast(tensor, src=0)
 
     @property
     def device(self) -> torch.device:
@@ -243,16 +234,18 @@ class TrainingSession:
     def batches(self, load: Callable[[NDArray[np.int64]], Batch]) -> Iterator[Batch]:
         """Yields this rank's micro-batches, until the last step or until the run is asked to stop at a boundary.
 
-        `load` gets indices (micro-batch,) from 0 to `samples` - 1; its time counts as data. Before each step
-        torch's random numbers are seeded from the run's seed, the step and the rank.
+        `load` gets indices (micro-batch,) from 0 to `samples` - 1; its time counts as data. Before each step the random
+        numbers of torch, numpy and Python are seeded from the run's seed, the step and the rank. A checkpoint that is due is
+        saved when the loop's body has ended, so that it holds what the body did after `step`, to a scheduler for example.
 
         Raises:
             RuntimeError: the loop's body did not call `step` after the step's last micro-batch.
+            CheckpointError: the run could not be saved.
         """
         micro_batch = self.global_samples // self.ranks.size // self._micro_batches
         while self.step_number < self.steps and not self._stopped:
             before = self.step_number
-            torch.manual_seed(hash((self._seed, before, self.ranks.rank)) & 0x7FFFFFFF)
+            seed_all(hash((self._seed, before, self.ranks.rank)) & 0x7FFFFFFF)
             for positions in self._shard.micro_batch_positions(before, micro_batch):
                 with self._clock.phase(Phase.DATA):
                     indices = self._order.at(positions)
@@ -263,23 +256,46 @@ class TrainingSession:
                 raise RuntimeError(
                     "batches: the loop went on without a step; call session.step() after the backward pass"
                 )
+            self._save_if_due()
 
     def backward(self, loss_sum: Tensor) -> None:
-        """Runs the backward pass of one micro-batch's summed loss. Replicas' gradients are summed meanwhile."""
-        if self._backwards == 0 and self.ranks.size > 1:
-            self._data_sum.begin()
+        """Runs the backward pass of one micro-batch's summed loss. Replicas' gradients are summed meanwhile.
+
+        Raises:
+            GradientError: a parameter's gradient cannot be summed over the ranks.
+        """
+        if self._backwards == 0:
+            self._begin_step()
         self._backwards += 1
-        (loss_sum / self.global_samples).backward()  # type: ignore[no-untyped-call]
-        self._loss_sum += float(loss_sum.detach())
+        self._weights.backward(loss_sum / self.global_samples)
+        self._loss_sum = self._loss_sum.to(loss_sum.device) + loss_sum.detach().double()
+
+    def _begin_step(self) -> None:
+        """Saves what is due of the step before, and prepares the sum of gradients."""
+        self._save_if_due()
+        if not self._has_looked:
+            self._has_looked = True
+            known = [*self._stateful.values(), *([self._scaler] if self._scaler else [])]
+            try:
+                check_helpers(self.optimizer, known)
+            except InvalidRunError as error:
+                self._refuse(error)
+        if name := next((held.name for held in self._frozen if held.parameter.requires_grad), ""):
+            raise GradientError(
+                f"{name}: it did not require a gradient when the session began, so that its gradient would not be summed; set "
+                "requires_grad before, and freeze it afterwards if it is to be trained later"
+            )
+        if self.ranks.size > 1:
+            self._data_sum.begin()
 
     def step(self, loss_sum: Tensor | None = None) -> float:
-        """Ends a step: applies the summed gradients, and saves or stops if that is due. Returns the mean loss.
+        """Ends a step: applies the summed gradients, and notes whether to save or stop after the loop's body. Returns the mean loss.
 
         `loss_sum` is the last micro-batch's summed loss, if `backward` was not called for it.
 
         Raises:
             DivergedSessionError: the loss or the gradient is not finite.
-            CheckpointError: the run could not be saved.
+            CheckpointError: an earlier save failed.
         """
         if loss_sum is not None:
             self.backward(loss_sum)
@@ -288,41 +304,31 @@ class TrainingSession:
         self._backwards = 0
         if self.ranks.size > 1:
             self._data_sum.finish()
+        self._weights.unscale()
         self._clock.settle()
         for seconds in self._mesh.traffic.take_seconds().values():
             self._clock.move(Phase.COMPUTE, Phase.COMMUNICATION, seconds)
-        flags = self._stop.is_set(), self._saves.is_due(), self._saves.has_failed()
-        vote = StepVote(self._loss_sum, self._trained, 0.0, *flags, work_seconds=self._work.seconds())
+        saves, buffers = self._checkpoints.saves, self._checkpoints.buffers
+        flags, changed = (self._stop.is_set(), saves.is_due(), saves.has_failed()), buffers.have_changed()
+        # replicas have the same gradient after the sum: one of them reports it
+        norm = self._weights.squared_norm() if self.ranks.is_first else 0.0
+        work_seconds = self._work.seconds()
+        vote = StepVote(self._loss_sum, self._trained, norm, *flags, buffers_changed=changed, work_seconds=work_seconds)
         with self._clock.phase(Phase.COMMUNICATION):
             agreed = combine(self.ranks, vote)
+            buffers.share(learn=agreed.buffers_changed)
         book_straggler_wait(self._clock, agreed.work_seconds_of, self._mesh.place, DegreesPlan(data=self.ranks.size))
-        self._loss_sum, self._trained = 0.0, 0
-        loss, norm = agreed.loss_sum / self.global_samples, self._update(agreed.loss_sum)
+        self._loss_sum, self._trained = torch.zeros(()), 0
+        loss, gradient_norm = agreed.loss_sum / self.global_samples, math.sqrt(agreed.squared_norm)
+        with self._clock.phase(Phase.OPTIMIZER):
+            self._weights.update(self.step_number + 1, loss, gradient_norm, self._checkpoints.checkpointer.saved_step)
         self._progress, self._stopped = self._progress.advanced(agreed.checksum, loss), agreed.wants_stop
         if agreed.save_failed:
-            self._saves.settle()
-        is_last = self.step_number == self.steps
-        if agreed.wants_stop or agreed.wants_checkpoint or is_last:
-            self._save(wait=agreed.wants_stop or is_last)
-        self._report(norm)
+            saves.settle()
+        is_last = agreed.wants_stop or self.step_number == self.steps
+        self._checkpoints.note(is_last=is_last, is_due=agreed.wants_checkpoint)
+        self._report(gradient_norm)
         return loss
-
-    def _update(self, loss_sum: float) -> float:
-        """Clips gradients, sets the rate and applies the optimizer. Returns the gradient's norm before clipping."""
-        step = self.step_number + 1
-        with self._clock.phase(Phase.OPTIMIZER):
-            norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm))
-            if not math.isfinite(loss_sum) or not math.isfinite(norm):
-                raise DivergedSessionError(
-                    f"step {step}: loss {loss_sum / self.global_samples}, gradient norm {norm}: not finite; the checkpoint "
-                    f"of step {self._checkpointer.saved_step} is kept; lower the learning rate or set clip_norm"
-                )
-            if self._learning_rate:
-                for group in self.optimizer.param_groups:
-                    group["lr"] = self._learning_rate(step)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-        return norm
 
     @contextlib.contextmanager
     def evaluation(self) -> Iterator[None]:
@@ -338,16 +344,16 @@ class TrainingSession:
         return self.ranks.sum(list(values))
 
     def report_heldout_loss(self, loss: float) -> None:
-        """Shows a held-out loss in metrics and in the result."""
+        """Shows a held-out loss in metrics and in the result; raises DivergedSessionError if it is not finite."""
+        if not math.isfinite(loss):
+            raise DivergedSessionError(f"step {self.step_number}: the held-out loss is {loss}: not finite")
         self._heldout_loss = loss
         self._metrics.set(Metric.HELDOUT_LOSS, loss)
 
-    def _save(self, *, wait: bool) -> None:
-        with self._clock.phase(Phase.CHECKPOINT):
-            # Each replica's buffers, a batch norm's statistics for example, have seen its own samples only.
-            self._share(self.model.buffers())
-            parts = whole_parts(self.model, self.optimizer)
-            self._saves.save(self._progress, self._environment.attempt, parts, WholeChecksums(), wait=wait)
+    def _save_if_due(self) -> None:
+        if self._checkpoints.is_due:
+            with self._clock.phase(Phase.CHECKPOINT):
+                self._checkpoints.save(self._progress, self._environment.attempt)
 
     def _report(self, norm: float) -> None:
         """Shows the step in this rank's metrics and, on rank 0, in the steps log."""
@@ -373,15 +379,21 @@ class TrainingSession:
         report.show(self._metrics)
         self._log.write(report.log_entry())
 
-    def _write_result(self, outcome: AgentPhase, message: str) -> None:
+    def _refuse(self, error: InvalidRunError) -> NoReturn:
+        """Ends a run that can never work, with its reason for the agent."""
+        self._environment.write_result(RunResult(outcome=AgentPhase.INVALID, message=str(error)))
+        print(f"invalid run: {error}", file=sys.stderr, flush=True)
+        sys.exit(EXIT_INVALID)
+
+    def _write_result(self, outcome: AgentPhase, message: str, *, of_any_rank: bool = False) -> None:
         result = run_result(
             outcome,
             self._progress,
             total_steps=self.steps,
             global_samples=self.global_samples,
             heldout_loss=self._heldout_loss,
-            save_seconds=self._saves.waited_seconds,
+            save_seconds=self._checkpoints.saves.waited_seconds,
             message=message,
         )
-        if self.ranks.local_rank == 0:
+        if self.ranks.local_rank == 0 or of_any_rank:
             self._environment.write_result(result)

@@ -205,7 +205,9 @@ class Trainer:
             self.save(wait=agreed.wants_stop or is_last, stops=agreed.wants_stop and not is_last)
         if agreed.wants_copy and not (agreed.is_copying or agreed.wants_stop or is_last):
             with self._clock.phase(Phase.CHECKPOINT):
-                self._memory.save(self._progress, self._attempt, self.rank_model.parts())
+                parts = self.rank_model.parts()
+                self.saves.check_finite(self._progress, parts)
+                self._memory.save(self._progress, self._attempt, parts)
         if step % self._plan.evaluate_every_steps == 0 or is_last:
             self._evaluate()
         self._report(gradient_norm, rate)
@@ -229,7 +231,7 @@ class Trainer:
             *flags,
             self._memory.is_due,
             self._memory.poll(),
-            self._work.seconds(),
+            work_seconds=self._work.seconds(),
         )
 
     def _read_batches(self) -> Iterator[Tensor]:
@@ -334,6 +336,12 @@ class Trainer:
             self._heldout_loss = self.rank_model.heldout_loss(self.corpus)
         # Waits of an evaluation belong to its own phase.
         self.rank_model.mesh.traffic.take_seconds()
+        if not math.isfinite(self._heldout_loss):
+            nan, self._heldout_loss = self._heldout_loss, None
+            raise DivergedError(
+                f"step {self._progress.step}: the held-out loss is {nan}: the last update spoilt the weights; lower "
+                "optimizer.learning_rate or warm up longer"
+            )
         self._metrics.set(Metric.HELDOUT_LOSS, self._heldout_loss)
         if self._ranks.is_first:
             logger.info("step %d: held-out loss %.4f", self._progress.step, self._heldout_loss)
