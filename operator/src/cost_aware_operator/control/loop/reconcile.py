@@ -93,8 +93,9 @@ class Reconciler:
         except ValidationError:
             return await self._tell_unreadable(document, "ManifestUnreadable", why_unreadable(document))
         memory = self._memories.of(key, job.uid)
+        memory.job = job
         try:
-            facts = await self._gatherer.facts(job, memory)
+            facts = await self._gatherer.facts(job, memory, self._memories.living())
         except RecordUnreadableError as error:
             return await self._tell_unreadable(document, "RecordUnreadable", str(error))
         reading = Reading(facts)
