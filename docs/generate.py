@@ -47,6 +47,7 @@ CONDITIONS = (
     ("Planned", "False", "DeadlineImpossible", "Every plan would take longer than `deadlineSeconds`; the message names the fastest."),
     ("Planned", "False", "HourlyBudgetTooSmall", "Every plan costs more than `budget.maxHourlyUSD`; the message says what does not."),
     ("Planned", "False", "InvalidModel", "A part of `model` does not divide what it must."),
+    ("Planned", "False", "FolderInUse", "Another job that has not ended has its folder of checkpoints. Looked at again every 15 s."),
     ("Planned", "False", "VolumeMissing", "A PersistentVolumeClaim is missing. It is looked for again every 15 s."),
     ("Planned", "False", "NameTaken", "A Job, Service or ConfigMap of a child's name belongs to something else. It is left alone."),
     ("Planned", "False", "PodsRefused", "The API server refused the pods: a wrong field in `template`, or a policy of the namespace."),

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import random
 import re
+import shutil
 import signal
 import statistics
 import time
@@ -144,6 +145,25 @@ def test_a_full_volume_fails_the_run_in_plain_words_and_leaves_the_older_checkpo
     assert re.search(r"the checkpoint of step \d+ could not be written to .*MiB are free", run.result.message)
     assert "older checkpoints are untouched" in run.result.message
     assert max(path.parent.name for path in Path(plan.checkpoint.folder).glob("*/manifest.json")) == "step-00000002"
+
+
+@pytest.mark.parametrize("harm", ["cut", "overwritten"])
+def test_data_that_are_harmed_while_a_run_reads_them_end_it_with_the_file_s_name(
+    make_plan, start_run, data_folder, tmp_path, harm
+):
+    """A memory map would end it by SIGBUS, or go on with other bytes and the same checksum of samples."""
+    folder = shutil.copytree(data_folder, tmp_path / "data")
+    run = start_run(dataclasses.replace(make_plan("harmed", data=2, steps=3000), data_folder=str(folder)))
+    run.wait_for_step(5)
+    if harm == "cut":
+        os.truncate(folder / "train.bin", 1000)
+    else:
+        (folder / "train.bin").write_bytes(bytes((folder / "train.bin").stat().st_size))
+    codes = run.wait()
+    assert all(code == 1 for code in codes), codes
+    assert run.result.outcome is AgentPhase.FAILED
+    words = "it was cut" if harm == "cut" else "the file was overwritten or is damaged|it was cut"
+    assert re.search(rf"data_folder, rank \d: .*/train\.bin: .*({words})", run.result.message)
 
 
 def test_a_checkpoint_of_another_model_is_refused_shape_by_shape(make_plan, finish, start_run, changed):

@@ -165,6 +165,13 @@ class CheckpointRedundancy(StrEnum):
     PARITY = "Parity"
 
 
+class OnAllCheckpointsDamaged(StrEnum):
+    """What happens where checkpoints are there and none of them is whole. Stop changes nothing, so that they can be looked at."""
+
+    STOP = "Stop"
+    RESTART = "Restart"
+
+
 class CheckpointSpec(ApiModel):
     """Volume, folder and interval of the run's checkpoints."""
 
@@ -180,6 +187,9 @@ class CheckpointSpec(ApiModel):
     redundancy: CheckpointRedundancy = CheckpointRedundancy.NONE
     """Also keeps the state in the nodes' memory, every 15 seconds, so that a lost node needs no reading from the volume: Replica in
     that of the next node, Parity as an XOR over several. The bundled trainer only; needs two nodes, and memory for 2 to 4 states."""
+    on_all_damaged: OnAllCheckpointsDamaged = OnAllCheckpointsDamaged.STOP
+    """If all checkpoints in the folder are damaged: Stop ends the run, and Restart moves them aside and begins at the first step. A
+    change is in force from the next attempt on. The bundled trainer only."""
 
 
 PRESERVE: dict[str, Any] = {"x-kubernetes-preserve-unknown-fields": True}

@@ -15,6 +15,7 @@ from cost_aware_trainer.contract import (
     Compression,
     DegreesPlan,
     ModelPlan,
+    OnAllDamaged,
     OptimizerPlan,
     Precision,
     Recompute,
@@ -86,6 +87,7 @@ def run_plan(job: TrainingJob, plan: Plan, interval_seconds: float | None = None
             ),
             keep=job.spec.checkpoint.keep,
             redundancy=Redundancy(job.spec.checkpoint.redundancy.value.lower()),
+            on_all_damaged=OnAllDamaged(job.spec.checkpoint.on_all_damaged.value.lower()),
         ),
         data_folder=f"{DATA_MOUNT}/{config.data.folder}",
         evaluate_every_steps=config.evaluate_every_steps,
@@ -134,4 +136,5 @@ def run_order(
         entry=entry,
         plan=run_plan(job, plan, interval_seconds),
         drain_seconds=DRAIN_SECONDS if drain else 0.0,
+        job_uid=job.uid,
     )

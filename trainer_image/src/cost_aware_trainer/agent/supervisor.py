@@ -63,6 +63,8 @@ def can_follow_in_process(running: RunOrder, order: RunOrder) -> bool:
     old, new = (
         dataclasses.replace(
             o,
+            version=0,
+            job_uid="",
             attempt=0,
             plan=None,
             drain_seconds=0.0,
@@ -131,8 +133,8 @@ class Supervisor:
         return Answer(HTTPStatus.ACCEPTED, f"attempt {order.attempt} starts")
 
     def _check(self, order: RunOrder) -> None:
-        if order.version != CONTRACT_VERSION:
-            raise ContractError(f"RunOrder.version: {order.version}, this agent speaks {CONTRACT_VERSION}")
+        if not 1 <= order.version <= CONTRACT_VERSION:
+            raise ContractError(f"RunOrder.version: {order.version}, this agent speaks 1 to {CONTRACT_VERSION}")
         for name, variable in (("job", ENV_JOB), ("namespace", ENV_NAMESPACE)):
             mine = self._environment.get(variable, getattr(order, name))
             if getattr(order, name) != mine:

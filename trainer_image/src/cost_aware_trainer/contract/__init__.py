@@ -12,6 +12,7 @@ from cost_aware_trainer.contract.protocol import ENV_COLD as ENV_COLD
 from cost_aware_trainer.contract.protocol import ENV_CONTROL_FILE as ENV_CONTROL_FILE
 from cost_aware_trainer.contract.protocol import ENV_ENDS_FOLDER as ENV_ENDS_FOLDER
 from cost_aware_trainer.contract.protocol import ENV_JOB as ENV_JOB
+from cost_aware_trainer.contract.protocol import ENV_JOB_UID as ENV_JOB_UID
 from cost_aware_trainer.contract.protocol import ENV_LAUNCH as ENV_LAUNCH
 from cost_aware_trainer.contract.protocol import ENV_MEMORY_FOLDER as ENV_MEMORY_FOLDER
 from cost_aware_trainer.contract.protocol import ENV_METRICS_PORT as ENV_METRICS_PORT
@@ -57,6 +58,7 @@ from cost_aware_trainer.contract.run_plan import CheckpointPlan as CheckpointPla
 from cost_aware_trainer.contract.run_plan import Compression as Compression
 from cost_aware_trainer.contract.run_plan import DegreesPlan as DegreesPlan
 from cost_aware_trainer.contract.run_plan import ModelPlan as ModelPlan
+from cost_aware_trainer.contract.run_plan import OnAllDamaged as OnAllDamaged
 from cost_aware_trainer.contract.run_plan import OptimizerPlan as OptimizerPlan
 from cost_aware_trainer.contract.run_plan import Precision as Precision
 from cost_aware_trainer.contract.run_plan import Recompute as Recompute

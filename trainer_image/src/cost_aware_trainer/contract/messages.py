@@ -11,6 +11,7 @@ import json
 import math
 import types
 import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
@@ -23,6 +24,10 @@ MAX_ITEMS = 10_000
 """Longest list in a message."""
 MAX_SHOWN = 80
 """Characters of a wrong value that an error shows."""
+_SINCE = "since"
+ADDED_IN_2: Mapping[str, int] = {_SINCE: 2}
+"""Metadata of fields that version 2 of the contract added. They are not written while they have their defaults: older readers are
+strict."""
 
 
 class ContractError(ValueError):
@@ -33,9 +38,17 @@ class ContractError(ValueError):
 class Message:
     """Base of all messages: strict JSON in both directions."""
 
+    def to_document(self) -> dict[str, Any]:
+        """Writes the message as JSON values, without fields of later versions that have their defaults."""
+        return {
+            declared.name: _written(getattr(self, declared.name))
+            for declared in dataclasses.fields(self)
+            if _SINCE not in declared.metadata or getattr(self, declared.name) != declared.default
+        }
+
     def to_json(self) -> str:
         """Writes the message as one line of JSON with sorted keys: equal content gives equal text."""
-        return json.dumps(dataclasses.asdict(self), sort_keys=True, allow_nan=False)
+        return json.dumps(self.to_document(), sort_keys=True, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:
@@ -58,6 +71,13 @@ class Message:
         message = _read(cls, document, cls.__name__)
         assert isinstance(message, cls)  # noqa: S101  for the type checker
         return message
+
+
+def _written(value: object) -> object:
+    """Writes a field's value as JSON values."""
+    if isinstance(value, Message):
+        return value.to_document()
+    return [_written(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _read(kind: Any, value: object, where: str) -> object:

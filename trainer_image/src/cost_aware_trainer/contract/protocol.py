@@ -6,15 +6,15 @@ starts in milliseconds. Every message is JSON and is read strictly; see `message
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from cost_aware_trainer.contract.messages import Message
-from cost_aware_trainer.contract.run_plan import RunPlan
+from cost_aware_trainer.contract.messages import ADDED_IN_2, Message
+from cost_aware_trainer.contract.run_plan import OnAllDamaged, RunPlan
 
-CONTRACT_VERSION = 1
+CONTRACT_VERSION = 2
 """Version of the contract. It grows when an older agent could misread a newer operator's order. The agent refuses a version
-that it does not know."""
+that it does not know. The operator speaks each agent's own, as `AgentStatus.version` states it, until the agent's pod ends."""
 
 AGENT_PORT = 9300
 """HTTP port of the agent: `GET /status`, `GET /livez`, `POST /order`, `POST /release`."""
@@ -36,6 +36,8 @@ MEMORY_FOLDER = "/dev/shm/catj"  # noqa: S108  in the pod's own emptyDir, of med
 
 ENV_JOB = "CATJ_JOB"
 """Name of the job."""
+ENV_JOB_UID = "CATJ_JOB_UID"
+"""Uid of the job, by which its ranks claim the folder of its checkpoints."""
 ENV_NAMESPACE = "CATJ_NAMESPACE"
 """Namespace of the job."""
 ENV_POD_INDEX = "JOB_COMPLETION_INDEX"
@@ -211,6 +213,21 @@ class RunOrder(Message):
     drain_seconds: float = 0.0
     """Seconds that running ranks get to reach a step boundary and save, if they cannot go on in process; then they are killed. 0
     if their peers are gone anyway."""
+    job_uid: str = field(default="", metadata=ADDED_IN_2)
+    """Uid of the job."""
+
+    def in_version(self, version: int) -> RunOrder:
+        """Order as an agent of an older version understands it.
+
+        What it cannot be told it does without, as it always has: the job's uid, and what to do if all checkpoints are damaged. A
+        model that it does not know it refuses itself.
+        """
+        if version >= CONTRACT_VERSION:
+            return self
+        plan = self.plan
+        if plan is not None:
+            plan = replace(plan, checkpoint=replace(plan.checkpoint, on_all_damaged=OnAllDamaged.STOP))
+        return replace(self, version=version, job_uid="", plan=plan)
 
 
 @dataclass(frozen=True, kw_only=True)

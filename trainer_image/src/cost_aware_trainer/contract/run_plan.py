@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from cost_aware_trainer.contract.messages import Message
+from cost_aware_trainer.contract.messages import ADDED_IN_2, Message
 
 
 class Schedule(StrEnum):
@@ -71,6 +71,15 @@ class Redundancy(StrEnum):
     """An XOR over up to 15 nodes, spread over them. One of them may be lost."""
 
 
+class OnAllDamaged(StrEnum):
+    """Answer to a folder that holds checkpoints of which none is whole."""
+
+    STOP = "stop"
+    """The run does not start, and nothing in the folder is changed."""
+    RESTART = "restart"
+    """Damaged checkpoints are moved aside, and the run starts at its first step."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelPlan(Message):
     """Shape of the bundled decoder."""
@@ -91,6 +100,10 @@ class ModelPlan(Message):
     """Number of token ids."""
     tied_embeddings: bool = False
     """Whether the output head is the embedding matrix."""
+    rope_theta: float = field(default=10_000.0, metadata=ADDED_IN_2)
+    """Base of the rotary positions' frequencies."""
+    rms_norm_eps: float = field(default=1e-6, metadata=ADDED_IN_2)
+    """Number that keeps RMSNorm from dividing by 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +187,8 @@ class CheckpointPlan(Message):
     """Copies that nodes keep for each other in memory."""
     redundancy_interval_seconds: float = 15.0
     """Seconds between those copies."""
+    on_all_damaged: OnAllDamaged = field(default=OnAllDamaged.STOP, metadata=ADDED_IN_2)
+    """Answer to a folder whose checkpoints are all damaged."""
 
 
 @dataclass(frozen=True, kw_only=True)

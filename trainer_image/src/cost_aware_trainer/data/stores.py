@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from cost_aware_trainer.contract import RUN_FOLDER
+from cost_aware_trainer.data.hashing import OnBytes, sha256_of_file, unwatched
+from cost_aware_trainer.data.parts import DataError, PassingDataError
 from cost_aware_trainer.data.token_files import (
     MANIFEST,
     SPLITS,
-    DataError,
     DataManifest,
     PartFacts,
     Split,
-    sha256_of_file,
 )
 
 ENV_CACHE = "CATJ_DATA_CACHE"
@@ -51,6 +51,10 @@ _T = TypeVar("_T")
 
 class StoreError(DataError):
     """Data that cannot be read. The text names what was asked for, what came, and what to do."""
+
+
+class UnreachableStoreError(StoreError, PassingDataError):
+    """Store that does not answer now, or cache that has no room now. Another attempt may find it better."""
 
 
 class _PassingError(Exception):
@@ -170,7 +174,7 @@ class HttpStore:
                 problem = error
             except (OSError, http.client.HTTPException, _PassingError) as error:
                 problem = error
-        raise StoreError(f"{url}: {problem}, {self.tries} times in a row")
+        raise UnreachableStoreError(f"{url}: {problem}, {self.tries} times in a row")
 
 
 def cache_folder() -> Path:
@@ -181,7 +185,7 @@ def cache_folder() -> Path:
     return Path(RUN_FOLDER if os.access(RUN_FOLDER, os.W_OK) else tempfile.gettempdir()) / "catj-data"
 
 
-def local_folder(location: str, cache: Path | None = None) -> Path:
+def local_folder(location: str, cache: Path | None = None, on_bytes: OnBytes = unwatched) -> Path:
     """Data folder of a location: the path itself, or for an address its copy in the cache, complete and checked.
 
     One rank of each host fetches, and the others wait for it. A data set is identified by its manifest's hash: a new manifest at
@@ -192,17 +196,17 @@ def local_folder(location: str, cache: Path | None = None) -> Path:
         DataError: the manifest is not one.
     """
     store = open_store(location)
-    return store.folder if isinstance(store, FolderStore) else _copy(store, SPLITS, cache)[1]
+    return store.folder if isinstance(store, FolderStore) else _copy(store, SPLITS, cache, on_bytes)[1]
 
 
-def local_heldout(store: Store, cache: Path | None = None) -> tuple[DataManifest, Path]:
+def local_heldout(store: Store, cache: Path | None = None, on_bytes: OnBytes = unwatched) -> tuple[DataManifest, Path]:
     """Manifest of data that are streamed, and the folder in the cache that holds their held-out part.
 
     Raises:
         StoreError: something cannot be read, or is not what the manifest says.
         DataError: the manifest is not one.
     """
-    return _copy(store, ("heldout",), cache)
+    return _copy(store, ("heldout",), cache, on_bytes)
 
 
 def read_manifest(store: Store, cache: Path | None = None) -> tuple[DataManifest, Path]:
@@ -216,7 +220,7 @@ def _cached(manifest: bytes, splits: Sequence[Split], cache: Path | None) -> Pat
     return (cache or cache_folder()) / (name if tuple(splits) == SPLITS else f"{name}-{'-'.join(splits)}")
 
 
-def _copy(store: Store, splits: Sequence[Split], cache: Path | None) -> tuple[DataManifest, Path]:
+def _copy(store: Store, splits: Sequence[Split], cache: Path | None, on_bytes: OnBytes) -> tuple[DataManifest, Path]:
     content = store.read(MANIFEST, 0, store.size_bytes(MANIFEST))
     manifest, folder = DataManifest.parse(content, MANIFEST), _cached(content, splits, cache)
     try:
@@ -226,17 +230,17 @@ def _copy(store: Store, splits: Sequence[Split], cache: Path | None) -> tuple[Da
                 partial = folder / f".{MANIFEST}.partial"
                 partial.write_bytes(content)
                 for split in splits:
-                    fetch(store, f"{split}.bin", manifest.part(split), folder)
+                    fetch(store, f"{split}.bin", manifest.part(split), folder, on_bytes)
                 # last: without a manifest there is no data set
                 partial.replace(folder / MANIFEST)
     except OSError as error:
-        raise StoreError(
+        raise UnreachableStoreError(
             f"cache {folder}: {error.strerror}; set {ENV_CACHE} to a folder with room for the data"
         ) from None
     return manifest, folder
 
 
-def fetch(store: Store, name: str, facts: PartFacts, folder: Path) -> None:
+def fetch(store: Store, name: str, facts: PartFacts, folder: Path, on_bytes: OnBytes = unwatched) -> None:
     """Copies a file piece by piece, checks size and hash, and only then gives it its name. Pieces of an earlier try are kept.
 
     Raises:
@@ -252,9 +256,10 @@ def fetch(store: Store, name: str, facts: PartFacts, folder: Path) -> None:
     with partial.open("ab") as file:
         for start in range(file.tell(), facts.bytes, PIECE_BYTES):
             file.write(store.read(name, start, min(start + PIECE_BYTES, facts.bytes)))
+            on_bytes(min(PIECE_BYTES, facts.bytes - start))
         file.flush()
         os.fsync(file.fileno())
-    if partial.stat().st_size != facts.bytes or sha256_of_file(partial) != facts.sha256:
+    if partial.stat().st_size != facts.bytes or sha256_of_file(partial, on_bytes) != facts.sha256:
         partial.unlink()
         raise StoreError(f"{name}: its SHA-256 is not the manifest's; upload the file and its manifest again")
     partial.replace(folder / name)

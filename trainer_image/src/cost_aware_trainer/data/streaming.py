@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from cost_aware_trainer.data.hashing import OnBytes, unwatched
+from cost_aware_trainer.data.parts import FilePart, TokenPart
 from cost_aware_trainer.data.stores import (
     FolderStore,
     Store,
@@ -23,7 +25,7 @@ from cost_aware_trainer.data.stores import (
     open_store,
     read_manifest,
 )
-from cost_aware_trainer.data.token_files import Corpus, MappedPart, TokenPart, check_window
+from cost_aware_trainer.data.token_files import Corpus, check_window
 
 ENV_STREAM = "CATJ_DATA_STREAM"
 """Mode of streaming: `always`, `never`, or `auto`, the default, which streams data from the network if the cache has no room
@@ -49,6 +51,10 @@ class StreamedPart(TokenPart):
     def __len__(self) -> int:
         return self._size_bytes
 
+    def close(self) -> None:
+        """Ends the threads."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
     def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
         """See `TokenPart`; raises StoreError if the store does not answer."""
 
@@ -59,8 +65,8 @@ class StreamedPart(TokenPart):
         return np.stack(found) if found else np.empty((0, length), dtype=np.uint8)
 
 
-def open_data(location: str, sequence_length: int, *, verify_hashes: bool) -> Corpus:
-    """Opens the data of a folder or an address: mapped from disk, or streamed if the cache has no room for a copy.
+def open_data(location: str, sequence_length: int, *, verify_hashes: bool, on_bytes: OnBytes = unwatched) -> Corpus:
+    """Opens the data of a folder or an address: read from disk, or streamed if the cache has no room for a copy.
 
     Raises:
         StoreError: something cannot be read, or `CATJ_DATA_STREAM` is none of its values.
@@ -68,12 +74,13 @@ def open_data(location: str, sequence_length: int, *, verify_hashes: bool) -> Co
     """
     store = open_store(location)
     if isinstance(store, FolderStore) or not _is_streamed(store):
-        return Corpus.open(local_folder(location), sequence_length, verify_hashes=verify_hashes)
-    manifest, folder = local_heldout(store)
+        folder = local_folder(location, on_bytes=on_bytes)
+        return Corpus.open(folder, sequence_length, verify_hashes=verify_hashes, on_bytes=on_bytes)
+    manifest, folder = local_heldout(store, on_bytes=on_bytes)
     train = StreamedPart(store, "train.bin", manifest.train.bytes)
     check_window(f"{location}/train.bin", manifest.train.bytes, sequence_length)
     check_window(f"{location}/heldout.bin", manifest.heldout.bytes, sequence_length)
-    return Corpus(manifest, train, MappedPart(folder / "heldout.bin"), sequence_length)
+    return Corpus(manifest, train, FilePart(folder / "heldout.bin", manifest.heldout.bytes), sequence_length)
 
 
 def _is_streamed(store: Store) -> bool:

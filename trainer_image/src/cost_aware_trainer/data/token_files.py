@@ -18,24 +18,33 @@ import sysconfig
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
+
+from cost_aware_trainer.data.hashing import OnBytes, sha256_of_file, unwatched
+from cost_aware_trainer.data.parts import (
+    BlockTable,
+    DataError,
+    FilePart,
+    PassingDataError,
+    TokenPart,
+    table_beside,
+    table_path,
+)
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
 SEPARATOR = b"\0"
 HELDOUT_FRACTION = 0.02
+EAGER_BYTES = 2**30
+"""Largest part that is compared with its hash as a whole before the first step."""
 SKIPPED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 """Folders that are left out: installed packages are not the standard library. Its own tests belong to it, if they are installed."""
 
 Split = Literal["train", "heldout"]
 SPLITS: tuple[Split, ...] = ("train", "heldout")
-
-
-class DataError(ValueError):
-    """Data folder that cannot be used. The text says which file, what is wrong, and how to get a good one."""
 
 
 @dataclass(frozen=True)
@@ -124,31 +133,6 @@ def _how_to_prepare(folder: Path) -> str:
     return f"run `python -m cost_aware_trainer.data prepare --output {folder}`"
 
 
-class TokenPart(Protocol):
-    """Bytes of one part, on disk or in a store."""
-
-    def __len__(self) -> int:
-        """Size in bytes."""
-
-    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
-        """Reads `length` bytes from each start on, as (starts, length); raises DataError if that fails."""
-
-
-class MappedPart(TokenPart):
-    """Part in a file that is mapped into memory."""
-
-    def __init__(self, path: Path) -> None:
-        self._bytes: NDArray[np.uint8] = np.memmap(path, dtype=np.uint8, mode="r")
-
-    def __len__(self) -> int:
-        return len(self._bytes)
-
-    def windows(self, starts: NDArray[np.int64], length: int) -> NDArray[np.uint8]:
-        """See `TokenPart`."""
-        found: NDArray[np.uint8] = self._bytes[starts[:, None] + np.arange(length, dtype=np.int64)]
-        return found
-
-
 def check_window(name: str, size_bytes: int, sequence_length: int) -> None:
     """Raises DataError if a part is too small for one window."""
     if size_bytes <= sequence_length:
@@ -172,8 +156,11 @@ class Corpus:
     """Tokens of one sample."""
 
     @classmethod
-    def open(cls, folder: Path, sequence_length: int, *, verify_hashes: bool) -> Self:
-        """Opens and checks a data folder: sizes always, SHA-256 of both parts with `verify_hashes`.
+    def open(cls, folder: Path, sequence_length: int, *, verify_hashes: bool, on_bytes: OnBytes = unwatched) -> Self:
+        """Opens and checks a data folder: sizes always, and what is read block by block, when it is first used.
+
+        With `verify_hashes` parts of up to `EAGER_BYTES` are compared with their hashes as a whole, at once, and larger ones without
+        a table of blocks in the background.
 
         Raises:
             DataError: a part is missing, shorter than its manifest says, changed, or too small for one window.
@@ -181,9 +168,15 @@ class Corpus:
         manifest = DataManifest.read(folder)
         parts: dict[Split, TokenPart] = {}
         for split in SPLITS:
-            check_part(folder, split, manifest, verify_hash=verify_hashes)
-            check_window(str(_part_path(folder, split)), manifest.part(split).bytes, sequence_length)
-            parts[split] = MappedPart(_part_path(folder, split))
+            path, facts = _part_path(folder, split), manifest.part(split)
+            is_small = facts.bytes <= EAGER_BYTES
+            check_part(folder, split, manifest, verify_hash=verify_hashes and is_small, on_bytes=on_bytes)
+            check_window(str(path), facts.bytes, sequence_length)
+            table = table_beside(path, facts.sha256)
+            part = FilePart(path, facts.bytes, table, on_bytes)
+            if verify_hashes and table is None and not is_small:
+                part.verify_behind(facts.sha256)
+            parts[split] = part
         return cls(manifest, parts["train"], parts["heldout"], sequence_length)
 
     @property
@@ -205,6 +198,11 @@ class Corpus:
         """Reads held-out windows as (samples, sequence_length + 1) tokens."""
         return self._gather(self.heldout, starts)
 
+    def close(self) -> None:
+        """Ends what runs beside the reading."""
+        self.train.close()
+        self.heldout.close()
+
     def _gather(self, part: TokenPart, starts: NDArray[np.int64]) -> NDArray[np.int64]:
         return part.windows(starts, self.sequence_length + 1).astype(np.int64)
 
@@ -213,7 +211,9 @@ def _part_path(folder: Path, split: Split) -> Path:
     return folder / f"{split}.bin"
 
 
-def check_part(folder: Path, split: Split, manifest: DataManifest, *, verify_hash: bool) -> None:
+def check_part(
+    folder: Path, split: Split, manifest: DataManifest, *, verify_hash: bool, on_bytes: OnBytes = unwatched
+) -> None:
     """Compares one part with its manifest.
 
     Raises:
@@ -227,18 +227,14 @@ def check_part(folder: Path, split: Split, manifest: DataManifest, *, verify_has
                 f"{path}: {size_bytes} bytes, its manifest says {facts.bytes}; the copy is incomplete or was replaced: "
                 f"remove the folder's {MANIFEST} and {_how_to_prepare(folder)}"
             )
-        if verify_hash and sha256_of_file(path) != facts.sha256:
+        if verify_hash and sha256_of_file(path, on_bytes) != facts.sha256:
             raise DataError(
                 f"{path}: its SHA-256 is not the manifest's; remove {MANIFEST} and {_how_to_prepare(folder)}"
             )
-    except OSError as error:
+    except FileNotFoundError as error:
         raise DataError(f"{path}: {error.strerror}; {_how_to_prepare(folder)}") from None
-
-
-def sha256_of_file(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file's content."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise PassingDataError(f"{path}: {error.strerror}") from None
 
 
 def split_of(path: str) -> Split:
@@ -275,10 +271,27 @@ def prepare(output: Path, source: Path) -> bool:
     with tempfile.TemporaryDirectory(prefix=".preparing-", dir=output) as scratch:
         manifest = _write_parts(Path(scratch), source, paths)
         (Path(scratch) / MANIFEST).write_text(manifest.to_json())
-        for name in ("train.bin", "heldout.bin", MANIFEST):
+        write_tables(Path(scratch))
+        for name in ("train.bin", "heldout.bin", "train.blocks", "heldout.blocks", MANIFEST):
             (Path(scratch) / name).chmod(0o644)
             (Path(scratch) / name).replace(output / name)
     return True
+
+
+def write_tables(folder: Path) -> None:
+    """Writes the tables of blocks of a data folder.
+
+    Raises:
+        DataError: a part is not what the folder's manifest says.
+        OSError: the folder cannot be read or written.
+    """
+    manifest = DataManifest.read(folder)
+    for split in SPLITS:
+        path = _part_path(folder, split)
+        table = BlockTable.of_file(path)
+        if table.sha256 != manifest.part(split).sha256:
+            raise DataError(f"{path}: its SHA-256 is not the manifest's; {_how_to_prepare(folder)}")
+        table.write(table_path(path))
 
 
 def _is_prepared(output: Path) -> bool:
@@ -341,7 +354,11 @@ def main(arguments: list[str] | None = None) -> int:
     command.add_argument("--output", type=Path, required=True, help="the data folder to write")
     stdlib = Path(sysconfig.get_path("stdlib"))
     command.add_argument("--source", type=Path, default=stdlib, help="a folder of .py files")
+    command = commands.add_parser("blocks", help="write tables of blocks beside the files of a data folder")
+    command.add_argument("--data", type=Path, required=True, help="the data folder")
     options = parser.parse_args(arguments)
+    if options.command == "blocks":
+        return _table(options.data)
     try:
         written = prepare(options.output, options.source)
         manifest = DataManifest.read(options.output)
@@ -352,4 +369,14 @@ def main(arguments: list[str] | None = None) -> int:
         f"{'prepared' if written else 'already prepared'}: {options.output}: {manifest.train.bytes} bytes of "
         f"{manifest.train.files} files to train on, {manifest.heldout.bytes} of {manifest.heldout.files} held out"
     )
+    return 0
+
+
+def _table(folder: Path) -> int:
+    try:
+        write_tables(folder)
+    except (DataError, OSError) as error:
+        print(f"no tables: {error}", file=sys.stderr)
+        return 1
+    print(f"tables of blocks: {folder}")
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from cost_aware_trainer.contract import ENV_PULSE_FOLDER
 from cost_aware_trainer.contract.heartbeat import Heartbeat
+from cost_aware_trainer.distributed.meetings import Meeting, Meetings, StorageError
 
 ENV_COLLECTIVE_TIMEOUT = "CATJ_COLLECTIVE_TIMEOUT_SECONDS"
 TIMEOUT = timedelta(seconds=float(os.environ.get(ENV_COLLECTIVE_TIMEOUT, "60")))
@@ -44,6 +46,29 @@ class Ranks:
     on different ranks. None for a run of one rank."""
     heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(None, 0))
     """Heartbeat, by which the agent sees progress. Every wait for other ranks is marked in it."""
+    meetings: Meetings = field(default_factory=lambda: Meetings(None, 0, 1, TIMEOUT))
+    """Meetings around storage, whose waits end by the progress that ranks show and not after `TIMEOUT`."""
+
+    def meet(self, name: str) -> Meeting:
+        """Calls for the next meeting of a name on the main thread, which shows its waits in the heartbeat."""
+        return self.meetings.call(name).beating(self.heartbeat)
+
+    def told_by_first(self, name: str, work: Callable[[], Any]) -> Any:
+        """Lets rank 0 ask the storage and tells all ranks its answer, JSON values.
+
+        Raises:
+            StorageError: the storage answered with an error, or not at all.
+        """
+        meeting, answer, problem = self.meet(name), None, ""
+        if self.is_first:
+            try:
+                answer = work()
+            except OSError as error:
+                problem = f"storage: {error}"
+        problem = meeting.agree(problem)
+        if problem:
+            raise StorageError(problem)
+        return self.broadcast_json(answer)
 
     @property
     def is_first(self) -> bool:
@@ -156,7 +181,8 @@ class Rendezvous:
             )
             background = dist.new_group(backend="gloo", timeout=TIMEOUT)
         assert isinstance(background, dist.ProcessGroup)  # noqa: S101  every rank is a member
-        return Ranks(self.rank, self.size, self.local_rank, device, background, self.heartbeat)
+        meetings = Meetings(PrefixStore("meetings", store), self.rank, self.size, TIMEOUT)
+        return Ranks(self.rank, self.size, self.local_rank, device, background, self.heartbeat, meetings)
 
 
 def disconnect() -> None:

@@ -21,7 +21,6 @@ from cost_aware_trainer.distributed.layout import ModelStage
 from cost_aware_trainer.distributed.tensor_parallel import TensorAxis
 from cost_aware_trainer.telemetry.traffic import Traffic
 
-ROTARY_BASE = 10_000.0
 COMPUTE_TYPES = {Precision.FP32: torch.float32, Precision.BF16: torch.bfloat16}
 
 
@@ -71,13 +70,14 @@ class Matrix(nn.Module):
 class RMSNorm(nn.Module):
     """Root-mean-square normalisation with a learned scale; (..., hidden) to the same shape and type."""
 
-    def __init__(self, hidden: int) -> None:
+    def __init__(self, hidden: int, epsilon: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(hidden))
+        self._epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises the last dimension."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), eps=1e-6)
+        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), eps=self._epsilon)
 
 
 class Attention(nn.Module):
@@ -142,9 +142,9 @@ class Layer(nn.Module):
     def __init__(self, shape: PartShape) -> None:
         super().__init__()
         self._tensor = shape.tensor
-        self.attention_norm = RMSNorm(shape.model.hidden)
+        self.attention_norm = RMSNorm(shape.model.hidden, shape.model.rms_norm_eps)
         self.attention = Attention(shape)
-        self.feed_forward_norm = RMSNorm(shape.model.hidden)
+        self.feed_forward_norm = RMSNorm(shape.model.hidden, shape.model.rms_norm_eps)
         self.feed_forward = FeedForward(shape)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
@@ -166,7 +166,7 @@ class Decoder(nn.Module):
             self.embedding = nn.Embedding(rows, model.hidden)
         self.layers = nn.ModuleDict({str(index): Layer(shape) for index in stage.layers})
         if stage.is_last:
-            self.norm = RMSNorm(model.hidden)
+            self.norm = RMSNorm(model.hidden, model.rms_norm_eps)
         if stage.is_last and not is_tied:
             self.head = Matrix(model.hidden, rows, shape.dtype)
         self._rotary: tuple[Tensor, Tensor] | None = None
@@ -197,13 +197,13 @@ class Decoder(nn.Module):
     def _rotary_tables(self, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines (positions, head_size / 2), kept between calls outside of the module's state."""
         if self._rotary is None or self._rotary[0].shape[0] != positions or self._rotary[0].device != device:
-            self._rotary = rotary_tables(positions, self._shape.head_size, device)
+            self._rotary = rotary_tables(positions, self._shape.head_size, device, self._shape.model.rope_theta)
         return self._rotary
 
 
-def rotary_tables(positions: int, head_size: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def rotary_tables(positions: int, head_size: int, device: torch.device, theta: float) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the positions' angles (RoFormer, 2104.09864), (positions, head_size / 2) in float32."""
-    frequencies = ROTARY_BASE ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
+    frequencies = theta ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
     angles = torch.outer(torch.arange(positions, dtype=torch.float64), frequencies)
     return angles.cos().float().to(device), angles.sin().float().to(device)
 

@@ -1,166 +1,104 @@
-"""Checkpoints of a run with torch.distributed.checkpoint: saved in the background, verified, loaded under any degrees."""
+"""Checkpoints of a run with torch.distributed.checkpoint: saved in the background, verified, loaded under any degrees.
+
+No rank waits for storage inside a collective: see `distributed.meetings`.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-import enum
-import io
-import logging
-import pickle  # only for its Unpickler, restricted below
+import errno
+import json
+import os
 import secrets
 import shutil
+import sys
 import time
 from collections.abc import Callable
+from concurrent import futures
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
-from torch.distributed.checkpoint.staging import AsyncStager
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from cost_aware_trainer.contract import CheckpointPlan
-from cost_aware_trainer.data.token_files import sha256_of_file
+from cost_aware_trainer.contract import CheckpointPlan, OnAllDamaged
 from cost_aware_trainer.distributed.collectives import Ranks
+from cost_aware_trainer.distributed.meetings import Meeting, StorageError
+from cost_aware_trainer.state.claims import ClaimLostError, FolderClaim, sync_folder
 from cost_aware_trainer.state.manifests import (
+    MANIFEST,
     CheckpointManifest,
     RunFacts,
-    TensorFacts,
     folder_name,
-    newest_good,
     newest_step,
-    plain,
-    remove,
-    remove_leftovers,
-    retain,
     write_manifest,
 )
 from cost_aware_trainer.state.progress import RunProgress
-from cost_aware_trainer.state.state import (
-    RESIDUAL,
-    Checksums,
-    StatePart,
-    checkpointable,
-    copy_twins,
-    residual_parts,
-    staged,
-)
+from cost_aware_trainer.state.resuming import CheckpointSearch
+from cost_aware_trainer.state.retention import SAVING, Retention, remove, remove_leftovers, set_aside
+from cost_aware_trainer.state.state import RESIDUAL, Checksums, StatePart, checkpointable, residual_parts
 from cost_aware_trainer.state.validation import InvalidRunError
-
-logger = logging.getLogger(__name__)
+from cost_aware_trainer.state.writing import CheckpointWriter, Snapshot
 
 _SHARED_FOLDER_PATIENCE_SECONDS = 10.0
 """Seconds that a network file system gets to show a file of another node."""
+_NEVER_MENDED = frozenset(
+    {errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG}
+)
+"""Errors of a folder that another attempt will meet again. Space may be freed, and a server may come back."""
+_PASSING = "storage: "
 
 
 class CheckpointError(RuntimeError):
     """Checkpoint that could not be written or read. The state in memory and older checkpoints are untouched."""
 
 
-class Snapshot(AsyncStager):
-    """Stager that copies a state to CPU memory at once, so that training may go on, and keeps the copy for hashing."""
-
-    _synchronize_after_execute = False
-
-    def __init__(self) -> None:
-        self.state: dict[str, Tensor] = {}
-
-    def synchronize_staging(self) -> None:
-        """Does nothing: `stage` has copied everything when it returns."""
-
-    def close(self) -> None:
-        """Does nothing: there is nothing to release."""
-
-    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Makes a copy that later steps do not change."""
-        self.state = staged(state_dict)
-        return self.state
-
-
-def _enum_member(enumeration: type, name: str) -> enum.Enum:
-    """Takes the place of `getattr` in a pickle of an enum: Python 3.11.0 to 3.11.3 wrote members with it, other versions do not."""
-    if not (isinstance(enumeration, type) and issubclass(enumeration, enum.Enum)):
-        raise pickle.UnpicklingError(f"checkpoint metadata may not ask {enumeration!r} for {name!r}")
-    return enumeration[name]
-
-
-class MetadataUnpickler(pickle.Unpickler):
-    """Unpickler of DCP's `.metadata` that admits DCP's own records and nothing else."""
-
-    _PACKAGE = "torch.distributed.checkpoint."
-    _NAMES = frozenset(
-        {
-            ("collections", "OrderedDict"),
-            ("pathlib", "PosixPath"),
-            ("torch", "Size"),
-            ("torch._utils", "_get_dtype"),
-            ("torch.serialization", "_get_layout"),
-            ("torch.storage", "_get_dtype_from_pickle_storage_type"),
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        """A record of DCP or a type that its records hold; anything else is refused.
-
-        Raises:
-            pickle.UnpicklingError: the metadata asks for something else.
-        """
-        if (module, name) == ("builtins", "getattr"):
-            return _enum_member
-        found = super().find_class(module, name) if module.startswith(self._PACKAGE) else None
-        # only classes that the package defines: a dotted name could reach through it to anything that it imports
-        is_record = isinstance(found, type) and found.__module__.startswith(self._PACKAGE)
-        is_dtype = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype | torch.layout)
-        if is_record or is_dtype or (module, name) in self._NAMES:
-            return super().find_class(module, name)
-        raise pickle.UnpicklingError(f"checkpoint metadata may not hold {module}.{name}")
-
-
-class SafeReader(FileSystemReader):
-    """Reader that never runs code from a checkpoint: torch reads tensors weights-only, metadata is read here."""
-
-    def read_metadata(self, *arguments: Any, **keywords: Any) -> Metadata:
-        """Reads the checkpoint's metadata; raises pickle.UnpicklingError if it holds foreign objects."""
-        metadata: Metadata = MetadataUnpickler(io.BytesIO((Path(self.path) / ".metadata").read_bytes())).load()
-        metadata.storage_meta = metadata.storage_meta or StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
-        return metadata
-
-
 class Checkpointer:
     """Checkpoints of a run. At most one save is under way at a time."""
 
-    def __init__(self, plan: CheckpointPlan, ranks: Ranks, facts: RunFacts) -> None:
+    def __init__(self, plan: CheckpointPlan, ranks: Ranks, facts: RunFacts, claim: FolderClaim | None = None) -> None:
         self._plan, self._ranks, self._facts = plan, ranks, facts
         self._root = Path(plan.folder)
-        self._damaged: list[str] = []
+        self._claim = claim or FolderClaim.from_environment(self._root, os.environ)
+        self._search = CheckpointSearch(self._root, ranks)
+        self._has_loaded_damage = False
+        self._retention = Retention(self._root, self._claim.check, ranks.meetings.pace)
         self._saving: Future[int] | None = None
+        self._meeting = Meeting(None, 0, 1, timedelta(0), ranks.meetings.pace)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.saved_step = 0
         """Step of the newest finished checkpoint that this rank knows."""
         self._residuals: dict[str, Tensor] = {}
 
     def check_folder(self) -> None:
-        """Checks that every rank can write to the folder, and that all see the same one; removes interrupted saves.
+        """Claims the folder, removes interrupted saves, and checks that every rank can write to it and sees the same one.
 
         Raises:
-            InvalidRunError: it cannot be created or written, or the ranks' nodes do not share it.
+            InvalidRunError: it can never be written, the ranks' nodes do not share it, or it went to another job.
+            CheckpointError: it cannot be written now, as it is full for example, or a newer attempt has it.
         """
         token = secrets.token_hex(8)
-        # Rank 0 first: it makes the folder that the others then find.
-        self._agree(self._write_probe(token) if self._ranks.is_first else "")
-        self._agree("" if self._ranks.is_first else self._write_probe(token))
+        # Rank 0 first: it makes the folder that the others then find, and makes room in it.
+        self._agree(self._write(lambda: self._prepare(token)) if self._ranks.is_first else "")
         expected = self._ranks.broadcast_json(token)
+        problem = "" if self._ranks.is_first else self._write(lambda: self._write_probe(token))
+        self._agree(problem)
         self._agree("" if _shows(self._probe(0), expected) else self._not_shared())
         self._probe(self._ranks.rank).unlink(missing_ok=True)
-        if self._ranks.is_first:
-            remove_leftovers(self._root)
+
+    def _prepare(self, token: str) -> None:
+        self._root.mkdir(exist_ok=True)
+        self._claim.check_before()
+        for probe in self._root.glob(".probe-*"):
+            probe.unlink(missing_ok=True)
+        remove_leftovers(self._root)
+        self._claim.take()
+        self._write_probe(token)
 
     def join(self, ranks: Ranks) -> None:
         """Goes on with new process groups. No save may be under way."""
@@ -169,17 +107,23 @@ class Checkpointer:
     def _probe(self, rank: int) -> Path:
         return self._root / f".probe-{rank}"
 
-    def _write_probe(self, token: str) -> str:
-        """Writes this rank's probe file; returns the problem if that fails, else an empty text."""
+    def _write_probe(self, token: str) -> None:
+        self._probe(self._ranks.rank).write_text(token)
+
+    def _write(self, work: Callable[[], None]) -> str:
+        """Does work in the folder; returns the problem if it fails, else an empty text."""
         try:
-            if self._ranks.is_first:
-                self._root.mkdir(exist_ok=True)
-            self._probe(self._ranks.rank).write_text(token)
+            work()
         except OSError as error:
-            return (
-                f"checkpoint.folder: {self._root} on rank {self._ranks.rank} cannot be written: {error.strerror}; "
-                "mount a writable volume there; its parent folder must exist"
-            )
+            where = f"checkpoint.folder: {self._root} on rank {self._ranks.rank} cannot be written"
+            if error.errno in _NEVER_MENDED:
+                return f"{where}: {error.strerror}; mount a writable volume there; its parent folder must exist"
+            free = _free(self._root)
+            return f"{_PASSING}{where}: {error.strerror} ({free}); make room or enlarge the volume, it is tried again"
+        except ClaimLostError as error:
+            return f"{_PASSING}{error}"
+        except InvalidRunError as error:
+            return str(error)
         return ""
 
     def _not_shared(self) -> str:
@@ -189,7 +133,12 @@ class Checkpointer:
         )
 
     def _agree(self, problem: str) -> None:
-        first = self._ranks.first_problem(problem)
+        try:
+            first = self._ranks.meet("folder").agree(problem)
+        except StorageError as error:
+            raise CheckpointError(str(error)) from error
+        if first.startswith(_PASSING):
+            raise CheckpointError(first.removeprefix(_PASSING))
         if first:
             raise InvalidRunError(first)
 
@@ -207,57 +156,74 @@ class Checkpointer:
             shapes: shapes of the whole model's parameters, by name.
 
         Returns:
-            the manifest of the loaded checkpoint, None if there is none; equal on all ranks.
+            the manifest of the loaded checkpoint, equal on all ranks; None if there is none, or none that is whole: then
+            `begin_anew` decides whether the run may start.
 
         Raises:
             InvalidRunError: it belongs to another run.
-            CheckpointError: it was whole, but could not be loaded.
+            CheckpointError: the storage does not answer.
         """
-        answer: dict[str, Any] = {"manifest": None, "problem": ""}
-        if self._ranks.is_first:
-            found, self._damaged = newest_good(self._root)
-            if found:
-                answer = {"manifest": found.to_document(), "problem": difference(found, self._facts, shapes)}
-        answer = self._ranks.broadcast_json(answer)
-        if answer["problem"]:
-            raise InvalidRunError(f"checkpoint.folder: {self._root}: {answer['problem']}")
-        if answer["manifest"] is None:
-            return None
-        manifest = CheckpointManifest.from_document(answer["manifest"])
-        parts = parts if isinstance(parts, list) else parts(manifest)
-        residuals = residual_parts(parts) if any(name.startswith(RESIDUAL) for name in manifest.tensors) else []
-        self._load(manifest, parts + residuals, checksums)
-        self._residuals = {part.parameter: part.values for part in residuals}
-        self.saved_step = manifest.step
-        return manifest
+        try:
+            for manifest in self._search.candidates(self._facts, shapes):
+                mine = parts if isinstance(parts, list) else parts(manifest)
+                has_residuals = any(name.startswith(RESIDUAL) for name in manifest.tensors)
+                residuals = residual_parts(mine) if has_residuals else []
+                name = folder_name(manifest.step)
+                damage = self._search.load(manifest, mine + residuals, checksums)
+                if damage:
+                    self._has_loaded_damage = True
+                    self._search.note(name, damage)
+                    continue
+                self._residuals = {part.parameter: part.values for part in residuals}
+                self.saved_step = manifest.step
+                self._retention.found_whole(name)
+                return manifest
+        except StorageError as error:
+            raise CheckpointError(str(error)) from error
+        finally:
+            for damaged in self._search.damaged:
+                self._retention.found_damaged(damaged.name)
+        return None
+
+    def begin_anew(self) -> None:
+        """Lets a run start at its first step. Every rank must call it before it does.
+
+        Raises:
+            InvalidRunError: there are checkpoints, all of them are damaged, and nobody said that it may (`checkpoint.onAllDamaged`).
+            CheckpointError: it may, with the next attempt: this one's state is half loaded, or the folder could not be changed.
+        """
+        damaged = self._search.damaged
+        if not damaged:
+            return
+        names = "; ".join(f"{one.name}: {one.why}" for one in damaged[:3])
+        if self._plan.on_all_damaged is OnAllDamaged.STOP:
+            raise InvalidRunError(
+                f"checkpoint.folder: all {len(damaged)} checkpoints in {self._root} are damaged ({names}); nothing was changed. Put "
+                "a whole one back, move them away, or write checkpoint.onAllDamaged: Restart to begin at the first step"
+            )
+        self._agree(self._write(self._set_damaged_aside) if self._ranks.is_first else "")
+        if self._has_loaded_damage:
+            raise CheckpointError(
+                f"all {len(damaged)} checkpoints in {self._root} were damaged and are set aside ({names}); the next attempt starts "
+                "at the first step"
+            )
+
+    def _set_damaged_aside(self) -> None:
+        self._claim.check()
+        for damaged in self._search.damaged:
+            set_aside(self._root / damaged.name)
 
     def take_residuals(self) -> dict[str, Tensor]:
         """Takes the residuals of this rank's parts from the loaded checkpoint, by parameter, once; empty if it holds none."""
         taken, self._residuals = self._residuals, {}
         return taken
 
-    def _load(self, manifest: CheckpointManifest, parts: list[StatePart], checksums: Checksums) -> None:
-        folder = self._root / folder_name(manifest.step)
-        alone = self._ranks.size == 1
-        try:
-            load(
-                checkpointable(parts),
-                storage_reader=SafeReader(folder),
-                process_group=self._ranks.background,
-                no_dist=alone,
-            )
-        except CheckpointException as error:
-            raise CheckpointError(f"{folder} is whole, but could not be loaded: {error}") from error
-        copy_twins(parts)
-        wrong = next(checksums.wrong(parts, manifest.tensors), "")
-        problem = self._ranks.first_problem(wrong)
-        if problem:
-            raise CheckpointError(f"{folder}: {problem} was loaded with another content than was saved")
-
     def newest_step(self) -> int:
         """Step of the newest finished checkpoint on the volume, whole or damaged; equal on all ranks; 0 if there is none."""
-        step = newest_step(self._root) if self._ranks.is_first else 0
-        return int(self._ranks.broadcast_json(step))
+        try:
+            return int(self._ranks.told_by_first("newest", partial(newest_step, self._root)))
+        except StorageError as error:
+            raise CheckpointError(str(error)) from error
 
     @property
     def is_saving(self) -> bool:
@@ -272,9 +238,6 @@ class Checkpointer:
         """
         self.wait()
         step = progress.step
-        folder = self._root / folder_name(step)
-        if self._ranks.is_first and folder.exists():
-            remove(folder)
         manifest = CheckpointManifest(
             step=step,
             samples=step * self._facts.global_samples,
@@ -283,11 +246,14 @@ class Checkpointer:
             attempt=attempt,
             run=self._facts,
         )
-        snapshot = Snapshot()
+        # A folder of this attempt's own: whoever else writes for this step writes elsewhere.
+        folder = self._root / f"{SAVING}{folder_name(step)}-attempt-{attempt}-{os.environ.get('CATJ_JOB_UID', '')[:8]}"
+        self._meeting = self._ranks.meetings.call("written")
+        snapshot, writer = Snapshot(), CheckpointWriter(folder, self._meeting)
         try:
             written = async_save(
                 checkpointable(parts),
-                storage_writer=FileSystemWriter(folder),
+                storage_writer=writer,
                 process_group=self._ranks.background,
                 async_stager=snapshot,
                 no_dist=self._ranks.size == 1,
@@ -295,26 +261,59 @@ class Checkpointer:
         except OSError as error:
             raise CheckpointError(self._why(step, error)) from error
         assert isinstance(written, Future)  # noqa: S101  the snapshot is staged at once
-        facts = partial(checksums.facts, snapshot.state, parts)
-        self._saving = self._executor.submit(self._finish, written, manifest, facts)
+        self._saving = self._executor.submit(self._finish, written, manifest, writer, snapshot, parts, checksums)
 
     def _finish(
-        self, written: Future[Any], manifest: CheckpointManifest, facts: Callable[[], dict[str, TensorFacts]]
+        self,
+        written: Future[Any],
+        manifest: CheckpointManifest,
+        writer: CheckpointWriter,
+        snapshot: Snapshot,
+        parts: list[StatePart],
+        checksums: Checksums,
     ) -> int:
-        """Finishes a save in the background: waits for all ranks' files and adds up checksums; then rank 0 writes the manifest."""
-        folder = self._root / folder_name(manifest.step)
+        """Finishes a save in the background: waits for all ranks' files and adds up checksums; then rank 0 publishes it."""
+        folder = Path(writer.path)
         try:
             written.result()
-            tensors = facts()
+            tensors = checksums.facts(snapshot.state, parts)
+            hashed = self._ranks.meetings.call("hashed")
+            hashed.agree(tells=json.dumps(writer.hashes))
+            problem = ""
             if self._ranks.is_first:
-                files = {path.name: sha256_of_file(path) for path in sorted(folder.iterdir()) if path.is_file()}
-                write_manifest(folder, dataclasses.replace(manifest, files=files, tensors=tensors))
-                retain(self._root, self._plan.keep, self._damaged)
+                files = {name: sha256 for told in hashed.told() for name, sha256 in json.loads(told).items()}
+                problem = self._published(folder, dataclasses.replace(manifest, files=files, tensors=tensors), writer)
+            problem = self._ranks.meetings.call("published").agree(problem)
         except (Exception, CheckpointException) as error:
             # DCP gathers all ranks' errors in an exception that is not an Exception.
             # Any error of the storage, on any thread, becomes one message that names the step and the folder.
-            raise CheckpointError(self._why(manifest.step, error)) from error
+            problem = self._why(manifest.step, error)
+            if self._ranks.is_first:
+                # it may be what fills the volume
+                shutil.rmtree(folder, ignore_errors=True)
+            raise CheckpointError(problem) from error
+        if problem:
+            raise CheckpointError(problem)
         return manifest.step
+
+    def _published(self, folder: Path, manifest: CheckpointManifest, writer: CheckpointWriter) -> str:
+        """Writes metadata and manifest and gives the checkpoint its name, on rank 0; returns what went wrong."""
+        final = self._root / folder_name(manifest.step)
+        try:
+            writer.write_metadata()
+            files = {**manifest.files, **writer.hashes}
+            write_manifest(folder, dataclasses.replace(manifest, files=files))
+            self._claim.check(manifest.attempt)
+            if final.exists():
+                # damaged, or of an attempt that is not this one's
+                (set_aside if (final / MANIFEST).exists() else remove)(final)
+            folder.rename(final)
+            sync_folder(self._root)
+        except (OSError, ClaimLostError, InvalidRunError) as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            return self._why(manifest.step, error)
+        self._retention.start(self._plan.keep)
+        return ""
 
     def poll(self) -> None:
         """Notes a save that has finished; does not wait for one that has not.
@@ -325,29 +324,46 @@ class Checkpointer:
         if self._saving is not None and self._saving.done():
             self.wait()
 
-    def wait(self) -> None:
-        """Waits until no save is under way; raises what `poll` raises."""
+    def wait(self, beat: Callable[[], None] = lambda: None) -> None:
+        """Waits until no save is under way, and calls `beat` while it gets on; raises what `poll` raises."""
         if self._saving is not None:
             saving, self._saving = self._saving, None
+            moved_at_seconds = 0.0
+            while not futures.wait([saving], timeout=1.0).done:
+                if self._meeting.moved_at_seconds > moved_at_seconds:
+                    moved_at_seconds = self._meeting.moved_at_seconds
+                    beat()
             self.saved_step = saving.result()
 
     def close(self) -> None:
-        """Waits for the background thread. Its errors are raised by `poll` and `wait`."""
+        """Waits for the background thread. Its errors are raised by `poll` and `wait`.
+
+        If the run ends because a collective has failed, other ranks are gone, and what is being saved cannot be finished.
+        """
+        error = sys.exception()
+        if isinstance(error, dist.DistError) or type(error) is RuntimeError:
+            self._ranks.meetings.abandon()
         self._executor.shutdown(wait=True)
+        self._retention.close()
 
     def _why(self, step: int, error: BaseException) -> str:
         causes = getattr(error, "failures", None)
         if isinstance(causes, dict) and causes:
             rank, (cause, _) = next(iter(causes.items()))
             return f"rank {rank}: {self._why(step, cause)}"
-        try:
-            free = f"{shutil.disk_usage(self._root).free / 2**20:.0f} MiB are free"
-        except OSError:
-            free = "the folder is gone"
+        if isinstance(error, ClaimLostError):
+            return f"the checkpoint of step {step} was not published: {error}"
         return (
-            f"the checkpoint of step {step} could not be written to {self._root} ({free}): {error}; "
+            f"the checkpoint of step {step} could not be written to {self._root} ({_free(self._root)}): {error}; "
             "older checkpoints are untouched: enlarge the volume or lower checkpoint.keep"
         )
+
+
+def _free(folder: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free / 2**20:.0f} MiB are free"
+    except OSError:
+        return "the folder is gone"
 
 
 def _shows(path: Path, text: str) -> bool:
@@ -358,23 +374,3 @@ def _shows(path: Path, text: str) -> bool:
             return True
         time.sleep(0.1)
     return False
-
-
-def difference(manifest: CheckpointManifest, facts: RunFacts, shapes: dict[str, tuple[int, ...]]) -> str:
-    """Says why a checkpoint does not belong to this run, shape by shape and fact by fact; empty if it does."""
-    tensors = manifest.tensors.items()
-    saved = {plain(name.removeprefix("model.")): tensor.shape for name, tensor in tensors if name.startswith("model.")}
-    where, remedy = folder_name(manifest.step), "restore the plan's model, or name an empty folder"
-    different = [
-        f"{name} is {saved.get(name, 'absent')} there and {shapes.get(name, 'absent')} in the plan"
-        for name in sorted(saved.keys() | shapes.keys())
-        if saved.get(name) != shapes.get(name)
-    ]
-    if different:
-        more = f" and {len(different) - 5} more" if len(different) > 5 else ""
-        return f"{where} is a checkpoint of another model: {'; '.join(different[:5])}{more}; {remedy}"
-    for field in dataclasses.fields(RunFacts):
-        before, now = getattr(manifest.run, field.name), getattr(facts, field.name)
-        if before != now:
-            return f"{where} was trained with {field.name} {before}, the plan has {now}; {remedy}"
-    return ""

@@ -1,28 +1,26 @@
-"""Checkpoint folders: listing, verification and removal.
+"""Checkpoint folders and their manifests: listing and verification.
 
 A checkpoint is a folder `step-00000120`. Its `manifest.json` is written last and names every file with its SHA-256.
-Without it the checkpoint does not exist.
+Without it the checkpoint does not exist. It covers itself by a checksum too; manifests of earlier versions have none.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-import logging
 import os
 import re
-import shutil
-from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from cost_aware_trainer.data.token_files import sha256_of_file
-
-logger = logging.getLogger(__name__)
+from cost_aware_trainer.data.hashing import OnBytes, sha256_of_file, unwatched
 
 FORMAT_VERSION = 2
 MANIFEST = "manifest.json"
+CHECKSUM = "manifest_sha256"
+"""Key of the manifest's own checksum."""
 COMPILED = "_orig_mod."
 """What torch.compile puts before the names of a module that it wraps."""
 _FOLDER = re.compile(r"step-(\d{8,})")
@@ -32,7 +30,7 @@ _FOLDER = re.compile(r"step-(\d{8,})")
 class RunFacts:
     """Facts that identify a run: a checkpoint with other facts is refused. Degrees and micro-batch are none of them."""
 
-    model: dict[str, int | bool]
+    model: dict[str, Any]
     """Shape of the model; for a session, its number of parameters."""
     seed: int
     """Seed of first weights and sample order."""
@@ -78,19 +76,26 @@ class CheckpointManifest:
     """Version of this format."""
 
     def to_document(self) -> dict[str, Any]:
-        """Writes the manifest as JSON values."""
-        return dataclasses.asdict(self)
+        """Writes the manifest as JSON values, with a checksum over all of them."""
+        document = dataclasses.asdict(self)
+        return {**document, CHECKSUM: _checksum(document)}
 
     @classmethod
     def from_document(cls, document: dict[str, Any]) -> Self:
         """Reads a document of `to_document`.
 
         Raises:
-            ValueError: it has another version, or is no manifest.
+            ValueError: it has another version, is no manifest, or is not what was written.
         """
         try:
+            document = dict(document)
+            checksum = document.pop(CHECKSUM, None)
+            if checksum is not None and checksum != _checksum(document):
+                raise ValueError("its manifest is changed: its own checksum differs")
             if document["format_version"] != FORMAT_VERSION:
                 raise ValueError(f"format version {document['format_version']}, expected {FORMAT_VERSION}")
+            if any(Path(name).name != name for name in document["files"]):
+                raise ValueError("its manifest names files outside of its folder")
             tensors = {
                 name: TensorFacts(shape=tuple(facts["shape"]), dtype=facts["dtype"], checksum=facts["checksum"])
                 for name, facts in document["tensors"].items()
@@ -98,6 +103,11 @@ class CheckpointManifest:
             return cls(**{**document, "run": RunFacts(**document["run"]), "tensors": tensors})
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a checkpoint manifest: {error!r}") from None
+
+
+def _checksum(document: dict[str, Any]) -> str:
+    """Hexadecimal SHA-256 of a manifest's values, however they are laid out in the file."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def plain(name: str) -> str:
@@ -131,65 +141,38 @@ def write_manifest(folder: Path, manifest: CheckpointManifest) -> None:
         os.close(descriptor)
 
 
-def read_verified(folder: Path) -> CheckpointManifest:
-    """Reads a checkpoint's manifest and compares all files with it.
+def read_manifest(folder: Path) -> CheckpointManifest:
+    """Reads a checkpoint's manifest.
 
     Raises:
-        ValueError: the manifest is not one, or a file is missing, truncated or changed.
-        OSError: a file cannot be read.
+        ValueError: it is not one, is damaged, or belongs to another folder.
+        OSError: it cannot be read.
     """
-    manifest = CheckpointManifest.from_document(json.loads((folder / MANIFEST).read_text()))
+    document = json.loads((folder / MANIFEST).read_bytes())
+    manifest = CheckpointManifest.from_document(document)
     if folder_name(manifest.step) != folder.name:
         raise ValueError(f"its manifest is of step {manifest.step}")
-    for name, sha256 in manifest.files.items():
-        if not (folder / name).is_file():
-            raise ValueError(f"{name} is missing")
-        if sha256_of_file(folder / name) != sha256:
-            size_bytes = (folder / name).stat().st_size
-            raise ValueError(f"{name} ({size_bytes} bytes) is truncated or changed: SHA-256 differs")
     return manifest
 
 
-def newest_good(root: Path) -> tuple[CheckpointManifest | None, list[str]]:
-    """Finds the newest checkpoint that is whole, and the names of newer ones that are damaged. Each of these is logged."""
-    damaged: list[str] = []
-    for folder in checkpoint_folders(root):
-        if not (folder / MANIFEST).exists():
-            continue
-        try:
-            return read_verified(folder), damaged
-        except (ValueError, OSError) as error:
-            logger.error("CHECKPOINT SKIPPED: %s is damaged: %s; trying the one before it", folder, error)
-            damaged.append(folder.name)
-    return None, damaged
+def verify_file(folder: Path, name: str, sha256: str, on_bytes: OnBytes = unwatched) -> None:
+    """Compares a file of a checkpoint with its manifest; raises what `read_manifest` raises."""
+    if not (folder / name).is_file():
+        raise ValueError(f"{name} is missing")
+    if sha256_of_file(folder / name, on_bytes) != sha256:
+        size_bytes = (folder / name).stat().st_size
+        raise ValueError(f"{name} ({size_bytes} bytes) is truncated or changed: SHA-256 differs")
+
+
+def read_verified(folder: Path, on_bytes: OnBytes = unwatched) -> CheckpointManifest:
+    """Reads a checkpoint's manifest and compares all files with it; raises what `read_manifest` raises."""
+    manifest = read_manifest(folder)
+    for name, sha256 in manifest.files.items():
+        verify_file(folder, name, sha256, on_bytes)
+    return manifest
 
 
 def newest_step(root: Path) -> int:
     """Step of the newest checkpoint that has a manifest; 0 if there is none. Nothing is verified."""
     steps = (folder.name.removeprefix("step-") for folder in checkpoint_folders(root) if (folder / MANIFEST).exists())
     return int(next(steps, "0"))
-
-
-def remove_leftovers(root: Path) -> None:
-    """Removes folders without a manifest, which are interrupted saves."""
-    for folder in checkpoint_folders(root):
-        if not (folder / MANIFEST).exists():
-            logger.warning("removing %s: its save was interrupted, it has no manifest", folder)
-            remove(folder)
-
-
-def retain(root: Path, keep: int, damaged: Collection[str]) -> None:
-    """Keeps the newest `keep` good checkpoints. Removes older and damaged ones, but never the only good one."""
-    written = [folder for folder in checkpoint_folders(root) if (folder / MANIFEST).exists()]
-    good = [folder for folder in written if folder.name not in damaged]
-    if not good:
-        return
-    for folder in written:
-        if folder not in good[: max(1, keep)]:
-            remove(folder)
-
-
-def remove(folder: Path) -> None:
-    """Removes a checkpoint, its manifest first, so that an interrupted removal leaves no checkpoint behind."""
-    (folder / MANIFEST).unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)

@@ -111,7 +111,9 @@ class PeriodicSaves:
             CheckpointError: a save failed on a rank.
         """
         try:
-            self._checkpointer.wait()
+            # every rank's save ends when all have, however long that takes
+            with self._ranks.heartbeat.waiting():
+                self._checkpointer.wait(self._ranks.heartbeat.beat)
         except CheckpointError as error:
             self._failure = str(error)
         problem = self._ranks.first_problem(self._failure)

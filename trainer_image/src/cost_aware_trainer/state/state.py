@@ -192,9 +192,13 @@ class Checksums:
         shapes = self._shapes | (self._residual_shapes if carries_residuals else {})
         names = {name: index for index, name in enumerate(shapes)}
         sums = torch.zeros(len(names), dtype=torch.int64)
+        # some ranks have much to add up and others nothing
+        meeting = self._mesh.ranks.meetings.call("facts")
         for part in parts:
             if self._speaks_for(part):
                 sums[names[part.name]] = _signed(checksum(state[part.name], part.box, part.shape))
+                meeting.progressed(part.values.nbytes)
+        meeting.agree()
         if self._mesh.ranks.background is not None:
             dist.all_reduce(sums, group=self._mesh.ranks.background)
         return {
@@ -211,7 +215,11 @@ class Checksums:
 
     def wrong(self, parts: list[StatePart], facts: Mapping[str, TensorFacts]) -> Iterator[str]:
         """Yields names of tensors whose content, on this rank and the peers that hold the rest, is not that of `facts`."""
-        sums = [_signed(checksum(p.values, p.box, p.shape)) for p in parts]
+        meeting, sums = self._mesh.ranks.meet("checksums"), []
+        for part in parts:
+            sums.append(_signed(checksum(part.values, part.box, part.shape)))
+            meeting.progressed(part.values.nbytes)
+        meeting.agree()
         total = torch.tensor(sums, dtype=torch.int64, device=self._mesh.ranks.device)
         for axis, is_split in (
             (Axis.TENSOR, [p.shape != () and tensor_dimension(p.parameter) is not None for p in parts]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from cost_aware_trainer.contract import DegreesPlan, ModelPlan, RunPlan, Schedule, Sharding
 
 BYTE_VALUES = 256
@@ -48,8 +50,10 @@ def _check_positive(plan: RunPlan) -> None:
         fields["strategy.bucket_mib"] = plan.strategy.bucket_mib
     fields |= {f"degrees.{name}": getattr(plan.degrees, name) for name in DegreesPlan.__dataclass_fields__}
     for name, value in fields.items():
-        if not value > 0:
-            raise InvalidRunError(f"{name}: {value} is not positive; write at least 1, or a positive fraction of it")
+        if not 0 < value < math.inf:
+            raise InvalidRunError(
+                f"{name}: {value} is not positive and finite; write at least 1, or a positive fraction of it"
+            )
 
 
 def _check_degrees(degrees: DegreesPlan, world_size: int) -> None:

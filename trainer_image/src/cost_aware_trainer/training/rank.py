@@ -23,7 +23,9 @@ from cost_aware_trainer.contract import (
     RunResult,
 )
 from cost_aware_trainer.contract.rank_environment import RankEnvironment, StepsLog, StopSignal
+from cost_aware_trainer.data.parts import DataError
 from cost_aware_trainer.distributed.collectives import Ranks, Rendezvous, disconnect
+from cost_aware_trainer.distributed.meetings import StorageError
 from cost_aware_trainer.distributed.probe import probe_links
 from cost_aware_trainer.state.checkpoint import CheckpointError
 from cost_aware_trainer.state.reconfigure import Succession
@@ -100,12 +102,17 @@ def train(
     """Trains. A failure that all ranks share becomes a FAILED result instead of a traceback."""
     try:
         trainer = Trainer(plan, ranks, environment, metrics, steps_log, stop_signal.is_set, succession, start)
-    except CheckpointError as error:
+    except (CheckpointError, StorageError) as error:
         return RunResult(outcome=AgentPhase.FAILED, total_steps=plan.steps, message=str(error))
     try:
         return trainer.run()
-    except (DivergedError, CheckpointError) as error:
+    except (DivergedError, CheckpointError, StorageError) as error:
         return trainer.result(AgentPhase.FAILED, str(error))
+    except DataError as error:
+        # This rank alone knows, and its peers only see it go.
+        result = trainer.result(AgentPhase.FAILED, f"data_folder, rank {ranks.rank}: {error}")
+        environment.write_result(result)
+        return result
 
 
 @record

@@ -140,6 +140,9 @@ class TrainingSession:
             start.end(LaunchStage.LOAD)
         except InvalidRunError as error:
             self._refuse(error)
+        except CheckpointError as error:
+            self._environment.write_result(RunResult(outcome=AgentPhase.FAILED, message=str(error)))
+            raise
         self._stage_seconds = start.stage_seconds
         self._clock = PhaseClock(synchronise=self.ranks.synchronise, on_phase=self._beat)
         self._work = WorkMeter(self._clock)

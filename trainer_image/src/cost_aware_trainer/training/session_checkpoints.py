@@ -88,6 +88,7 @@ class SessionCheckpoints:
         if found:
             self._objects.restore(self._object_parts)
         else:
+            self.checkpointer.begin_anew()
             self._optimizer.state.clear()
             self._copy(part.values for part in parts)
         buffers = {f"model.{plain(name)}": buffer for name, buffer in self._model.named_buffers()}
@@ -98,6 +99,9 @@ class SessionCheckpoints:
 
     def _parts_in(self, manifest: CheckpointManifest) -> list[StatePart]:
         """Makes the parts that a checkpoint fills, and keeps those of objects beside the model."""
+        if self._object_parts:
+            # a newer checkpoint was damaged, and the optimizer has forgotten what that one did not hold
+            allocate_state(self._optimizer)
         parts = parts_in(manifest, self._model, self._optimizer)
         self._object_parts = [part for part in parts if part.name.startswith(PREFIX)]
         return parts

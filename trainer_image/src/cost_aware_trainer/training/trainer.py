@@ -7,7 +7,6 @@ Started by torchrun, under the agent or by hand:
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import logging
@@ -30,8 +29,6 @@ from cost_aware_trainer.contract import (
 from cost_aware_trainer.contract.rank_environment import RankEnvironment, StepsLog
 from cost_aware_trainer.data.prefetch import Prefetcher
 from cost_aware_trainer.data.samples import SampleOrder, add_checksums, checksum
-from cost_aware_trainer.data.streaming import open_data
-from cost_aware_trainer.data.token_files import Corpus, DataError
 from cost_aware_trainer.distributed.collectives import Ranks, StepVote, combine, combine_bytes, disconnect
 from cost_aware_trainer.distributed.stragglers import WorkMeter
 from cost_aware_trainer.models.decoder import model_flops_per_token, parameter_shapes
@@ -42,11 +39,11 @@ from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.reconfigure import Carried, Succession, check_successor, hand_over
 from cost_aware_trainer.state.saves import PeriodicSaves
 from cost_aware_trainer.state.state import StatePart, residual_parts
-from cost_aware_trainer.state.validation import InvalidRunError
 from cost_aware_trainer.telemetry.launch_stages import Stopwatch
 from cost_aware_trainer.telemetry.metrics import RankMetrics, peak_memory_bytes
 from cost_aware_trainer.telemetry.phases import PhaseClock
 from cost_aware_trainer.telemetry.traffic import PHASE_OF, Axis
+from cost_aware_trainer.training.corpus import open_corpus
 from cost_aware_trainer.training.optimizer import learning_rate
 from cost_aware_trainer.training.rank_model import RankModel
 from cost_aware_trainer.training.step_report import StepReport, run_result
@@ -56,24 +53,6 @@ logger = logging.getLogger(__name__)
 
 class DivergedError(RuntimeError):
     """Loss or gradient that is no longer a finite number."""
-
-
-def open_corpus(plan: RunPlan, ranks: Ranks) -> Corpus:
-    """Opens the plan's data on every rank. Rank 0 also verifies the hashes.
-
-    Raises:
-        InvalidRunError: on all ranks, if any of them cannot use its data folder.
-    """
-    corpus, problem = None, ""
-    try:
-        with ranks.heartbeat.phase("fetch"):
-            corpus = open_data(plan.data_folder, plan.model.sequence_length, verify_hashes=ranks.is_first)
-    except DataError as error:
-        problem = f"data_folder, rank {ranks.rank}: {error}"
-    agreed = ranks.first_problem(problem)
-    if corpus is None or agreed:
-        raise InvalidRunError(agreed)
-    return corpus
 
 
 class Trainer:
@@ -127,7 +106,7 @@ class Trainer:
 
     def _facts(self) -> RunFacts:
         return RunFacts(
-            model=dataclasses.asdict(self._plan.model),
+            model=self._plan.model.to_document(),
             seed=self._plan.seed,
             global_samples=self._plan.batch.global_samples,
             data_sha256=self.corpus.manifest.train.sha256,
@@ -161,6 +140,8 @@ class Trainer:
         recalled = self._memory.resume(parts, step) if step < newest else None
         if recalled:
             return recalled
+        if found is None:
+            self.checkpointer.begin_anew()
         self._memory.forget()
         self.rank_model.carry_residuals(residuals)
         return RunProgress.saved_in(found) if found else None
@@ -191,6 +172,7 @@ class Trainer:
         self.checkpointer.close()
         self._memory.close(is_complete=self._progress.step >= self._plan.steps)
         self._prefetcher.close()
+        self.corpus.close()
 
     def result(self, outcome: AgentPhase, message: str = "") -> RunResult:
         """Result of the run at its present step."""

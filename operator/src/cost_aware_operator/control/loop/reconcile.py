@@ -42,7 +42,7 @@ from cost_aware_operator.workload.names import labels, owner_reference, record_n
 from cost_aware_operator.workload.secret import KeyRing, TokenSecret, secret, secret_name
 from cost_aware_operator.workload.service import service
 from cost_aware_operator.workload.views import child_job_view
-from cost_aware_trainer.contract import Release
+from cost_aware_trainer.contract import CONTRACT_VERSION, AgentStatus, Release
 
 logger = logging.getLogger(__name__)
 SAVE_SECONDS = 15.0
@@ -122,8 +122,9 @@ class Reconciler:
             await self._keep_books(key, document["metadata"]["uid"], end=False)
             return await self._tell_unreadable(document, "ManifestUnreadable", why_unreadable(document))
         memory = self._memories.of(key, job.uid)
+        memory.job = job
         try:
-            facts = await self._gatherer.facts(job, memory)
+            facts = await self._gatherer.facts(job, memory, self._memories.living())
         except RecordUnreadableError as error:
             await self._keep_books(key, job.uid, end=True)
             return await self._tell_unreadable(document, "RecordUnreadable", str(error))
@@ -204,8 +205,10 @@ class Reconciler:
         if secret_token is None:
             return
         if decision.tell and decision.order is not None:
-            told = [pods[uid] for uid in decision.tell]
-            memory.refused = dict(await self._agents.order(told, decision.order, secret_token))
+            memory.refused = {}
+            for version, uids in _by_version(facts.agents, decision.tell).items():
+                told, order = [pods[uid] for uid in uids], decision.order.in_version(version)
+                memory.refused |= dict(await self._agents.order(told, order, secret_token))
         if decision.release:
             release = Release(attempt=decision.record.attempt, complete=True)
             await self._agents.release([pods[uid] for uid in decision.release], release, secret_token)
@@ -333,6 +336,15 @@ class Reconciler:
         bill = bill_of(job, decision.record, before, child, fees_now(facts), facts.now, decision.delete_job)
         if bill != before:
             memory.bill = await self._bills.save(bill, memory.bill.version if memory.bill is not None else None)
+
+
+def _by_version(agents: Mapping[str, AgentStatus], uids: Iterable[str]) -> dict[int, list[str]]:
+    """Pods by the version of the contract that their agents speak; one that has not said speaks the newest."""
+    versions: dict[int, list[str]] = {}
+    for uid in uids:
+        version = agents[uid].version if uid in agents else CONTRACT_VERSION
+        versions.setdefault(version, []).append(uid)
+    return versions
 
 
 def _event_name(job: JobReference, generation: int, attempt: int, event: Event) -> str:

@@ -172,6 +172,14 @@ def volume_missing(reading: Reading, record: RunRecord) -> Decision | None:
     return rejected(reading, record, Refusal("VolumeMissing", message))
 
 
+def folder_in_use(reading: Reading, record: RunRecord) -> Decision | None:
+    """Another job that lives writes its checkpoints where this one would, and this one has not begun."""
+    facts = reading.facts
+    if not facts.folder_taken or facts.child is not None:
+        return None
+    return rejected(reading, record, Refusal("FolderInUse", facts.folder_taken))
+
+
 @_with_plan
 def pods_failed(reading: Reading, record: RunRecord, plan: Plan) -> Decision | None:
     """The Job controller has given the Job up."""
@@ -277,6 +285,7 @@ CHAIN: tuple[Check, ...] = (
     refused,
     already_trained,
     volume_missing,
+    folder_in_use,
     pods_failed,
     completed,
     budget_exhausted,

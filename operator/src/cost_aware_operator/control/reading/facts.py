@@ -94,6 +94,8 @@ class Facts:
     """Volumes that the manifest names and that are not there."""
     obstacle: str = ""
     """What to say of an object of a child's name that is not the job's; empty where there is none."""
+    folder_taken: str = ""
+    """What to say of another living job that has this one's folder of checkpoints; empty where none has."""
     agents: Mapping[str, AgentStatus] = field(default_factory=dict)
     """Agents' answers by pod uid; agents that did not answer are missing."""
     samples: Mapping[str, tuple[RankSample, ...]] = field(default_factory=dict)

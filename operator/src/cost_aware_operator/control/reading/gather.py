@@ -27,6 +27,7 @@ from cost_aware_operator.sources.clock import Clock
 from cost_aware_operator.sources.files import WatchedFile
 from cost_aware_operator.sources.metrics_source import Agents, MetricsSource
 from cost_aware_operator.workload.defaults import PodDefaults
+from cost_aware_operator.workload.folders import LivingJob, folder_taken
 from cost_aware_operator.workload.names import labels, record_name
 from cost_aware_operator.workload.placement import could_take
 from cost_aware_operator.workload.usage import taken_by_others
@@ -66,8 +67,8 @@ class Gatherer:
         self._clock = clock
         self._key_versions = key_versions
 
-    async def facts(self, job: TrainingJob, memory: Memory) -> Facts:
-        """One job's world now.
+    async def facts(self, job: TrainingJob, memory: Memory, living: Iterable[LivingJob] = ()) -> Facts:
+        """One job's world now, with other jobs that live.
 
         Raises:
             ApiError: the API server refused or could not be reached.
@@ -113,6 +114,7 @@ class Gatherer:
             missing_claims=missing,
             key_versions=self._key_versions,
             obstacle=obstacle,
+            folder_taken=folder_taken(LivingJob(job, record.attempt > 0), living),
             agents=agents,
             unread=unread,
             samples=dict(memory.samples),

@@ -7,11 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
-from cost_aware_operator.api.job import JobKey
+from cost_aware_operator.api.job import JobKey, TrainingJob
 from cost_aware_operator.control.reading.bills import StoredBill
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.ledger.bill import Bill
 from cost_aware_operator.observing.samples import RankSample, Scrape
+from cost_aware_operator.workload.folders import LivingJob
 from cost_aware_operator.workload.views import PodView
 
 SCRAPES_KEPT = 13
@@ -62,6 +63,16 @@ class Memory:
     """Whether the record has changed since it was written."""
     record_version: str | None = None
     """The stored record's resource version; None where none is stored."""
+    job: TrainingJob | None = None
+    """The manifest that was read last."""
+
+    @property
+    def living(self) -> LivingJob | None:
+        """The job, while it is known and has not ended."""
+        ended = self.saved is not None and self.saved.ended_at is not None
+        if self.job is None or ended:
+            return None
+        return LivingJob(self.job, self.saved is not None and self.saved.attempt > 0)
 
 
 class Memories:
@@ -81,6 +92,10 @@ class Memories:
     def departed(self, key: JobKey) -> dict[str, PodView]:
         """Pods of jobs of a name whose deletion was watched and which are not yet accounted, by uid."""
         return self._departed.setdefault(key, {})
+
+    def living(self) -> list[LivingJob]:
+        """Jobs that are known and have not ended."""
+        return [living for memory in self._by_key.values() if (living := memory.living) is not None]
 
     def depart(self, key: JobKey, pod: PodView, now: datetime) -> None:
         """A pod's deletion was watched: it is kept until it is accounted."""

@@ -2,11 +2,15 @@
 
 import io
 import pickle
+import tarfile
 
 import pytest
+from tests.support import ROOT
+from torch.distributed.checkpoint._async_process_executor import _AsyncCheckpointProcess
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, MetadataIndex
 
-from cost_aware_trainer.state.checkpoint import MetadataUnpickler
+from cost_aware_trainer.state.metadata import MetadataUnpickler
 
 
 def read(data: bytes):
@@ -52,3 +56,17 @@ def test_getattr_of_anything_but_an_enum_is_refused() -> None:
 def test_foreign_objects_are_refused(data: bytes) -> None:
     with pytest.raises(pickle.UnpicklingError, match="may not hold"):
         read(data)
+
+
+def test_no_class_of_the_package_is_admitted_that_is_not_a_record() -> None:
+    """One of them starts a process when it is made."""
+    for kind in (FileSystemWriter, FileSystemReader, _AsyncCheckpointProcess):
+        with pytest.raises(pickle.UnpicklingError, match=f"may not hold .*{kind.__name__}"):
+            read(pickle.dumps(Reduced(kind, "x")))
+
+
+def test_the_metadata_of_the_version_before_is_read(tmp_path) -> None:
+    with tarfile.open(ROOT / "tests/unit/trainer/golden/run.tar.xz") as archive:
+        archive.extractall(tmp_path, filter="data")
+    (path,) = tmp_path.rglob(".metadata")
+    assert read(path.read_bytes()).state_dict_metadata
