@@ -151,8 +151,9 @@ bench-recreate: venv ## Measures the same by pods that are deleted and made anew
 	python bench/recreate.py
 
 .PHONY: bench-overhead
-bench-overhead: venv ## Measures the trainer's steps against a bare DDP loop's, and the stall of a background save
+bench-overhead: venv ## Measures the trainer's and a session's steps against a bare DDP loop's, and the stall of a background save
 	python bench/overhead.py
+	python -m bench.session
 
 ## The cluster
 

@@ -12,6 +12,7 @@ from tests.support import ROOT
     ("bench", "options", "figures"),
     [
         ("overhead", ["--pairs=1", "--steps=2"], {"step", "save"}),
+        ("session", ["--pairs=1", "--steps=2"], {"session"}),
         (
             "reconfigure",
             ["--changes=1", "--ways=in-process"],
@@ -20,8 +21,8 @@ from tests.support import ROOT
     ],
 )
 def test_a_bench_of_the_trainer_runs_and_prints_its_figures(bench, options, figures):
-    command = [sys.executable, str(ROOT / f"bench/{bench}.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    command = [sys.executable, "-m", f"bench.{bench}", *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert {line.get("what") or line.get("stage") for line in lines} - {None} == figures

@@ -168,7 +168,9 @@ async def a_job_is_suspended_and_grows_but_keeps_its_pods_template(cluster: Clus
     key = JobKey(world.namespace, "grown")
     await cluster.apply(child_job(world, "grown"))
     await cluster.set_job(key, suspend=True, active_deadline_seconds=900, completions=3)
-    spec = found(world, "Job", "grown")["spec"]
+    document = found(world, "Job", "grown")
+    spec = document["spec"]
+    assert document["metadata"]["annotations"]["costaware.dev/asked-to-suspend"] == "true"
     assert (spec["completions"], spec["parallelism"], spec["activeDeadlineSeconds"]) == (3, 3, 900)
     await cluster.set_job(key, suspend=True, active_deadline_seconds=None, completions=None)
     spec = found(world, "Job", "grown")["spec"]
@@ -186,11 +188,19 @@ async def a_job_is_suspended_and_grows_but_keeps_its_pods_template(cluster: Clus
 async def a_secret_s_text_is_stored_as_data(cluster: Cluster, world: World) -> None:
     metadata = {"name": "told", "namespace": world.namespace}
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
-    await cluster.apply({**secret, "stringData": {"token": "first"}})
-    await cluster.apply({**secret, "stringData": {"token": "second"}})
+    assert await cluster.create_secret({**secret, "immutable": True, "stringData": {"token": "first"}})
     document = found(world, "Secret", "told")
-    assert base64.b64decode(document["data"]["token"]) == b"second"
+    assert base64.b64decode(document["data"]["token"]) == b"first"
     assert "stringData" not in document
+
+
+async def a_secret_of_a_taken_name_is_left_alone(cluster: Cluster, world: World) -> None:
+    metadata = {"name": "github-token", "namespace": world.namespace}
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque"}
+    world.put({**secret, "stringData": {"token": "theirs"}})
+    before = found(world, "Secret", "github-token")
+    assert not await cluster.create_secret({**secret, "stringData": {"token": "ours"}})
+    assert found(world, "Secret", "github-token") == before
 
 
 async def what_is_owned_goes_with_its_owner_and_only_the_one_that_is_meant_is_deleted(
@@ -241,6 +251,18 @@ async def a_job_is_listed_in_its_namespace_and_in_all(cluster: Cluster, world: W
         assert names.count((world.namespace, "listed")) == 1
 
 
+async def config_maps_are_found_by_labels(cluster: Cluster, world: World) -> None:
+    for name, state in (("bill-1", "open"), ("bill-2", "closed")):
+        document = config_map(world, name, "text")
+        document["metadata"]["labels"] = {"costaware.dev/bill": state, "costaware.dev/job": "gpt"}
+        await cluster.save_config_map(document, None)
+    found = await cluster.config_maps(world.namespace, {"costaware.dev/bill": "open", "costaware.dev/job": "gpt"})
+    assert [one["metadata"]["name"] for one in found] == ["bill-1"]
+    assert found[0]["data"] == {"record.json": "text"}
+    await cluster.delete("ConfigMap", JobKey(world.namespace, "bill-1"), found[0]["metadata"]["uid"])
+    assert await cluster.config_maps(world.namespace, {"costaware.dev/bill": "open"}) == []
+
+
 async def a_service_tells_its_owners(cluster: Cluster, world: World) -> None:
     metadata = {"name": "taken", "namespace": world.namespace}
     ports = [{"port": 80, "protocol": "TCP"}]
@@ -273,8 +295,8 @@ async def pods_are_found_by_labels_and_only_the_one_that_is_meant_is_evicted(clu
 async def a_secret_value_is_made_once(cluster: Cluster, world: World) -> None:
     first = base64.b64encode(b"first").decode()
     other = base64.b64encode(b"other").decode()
-    assert await cluster.secret_value(world.namespace, "key", "key", first) == first
-    assert await cluster.secret_value(world.namespace, "key", "key", other) == first
+    assert await cluster.own_secret(world.namespace, "key", {"key": first}) == {"key": first}
+    assert await cluster.own_secret(world.namespace, "key", {"key": other}) == {"key": first}
 
 
 async def a_lease_is_given_up_by_its_holder_only(cluster: Cluster, world: World) -> None:
@@ -296,9 +318,11 @@ CASES: list[Case] = [
     an_apply_removes_what_it_wrote_before_and_keeps_what_others_wrote,
     a_job_is_suspended_and_grows_but_keeps_its_pods_template,
     a_secret_s_text_is_stored_as_data,
+    a_secret_of_a_taken_name_is_left_alone,
     what_is_owned_goes_with_its_owner_and_only_the_one_that_is_meant_is_deleted,
     what_is_not_there_is_none,
     a_job_is_listed_in_its_namespace_and_in_all,
+    config_maps_are_found_by_labels,
     a_service_tells_its_owners,
     an_event_posted_twice_is_there_once,
     pods_are_found_by_labels_and_only_the_one_that_is_meant_is_evicted,

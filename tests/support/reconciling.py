@@ -2,9 +2,10 @@
 
 A case is a folder: `input.yaml` has the steps, `expected.yaml` what the operator did in each. A step is, in this order:
 
+    keys           keys of the operator's that are added, as text; `keys_gone` names those that are taken away
     new_operator   true: everything that the operator remembered is lost
     advance        seconds that pass
-    patch, delete  what somebody else changes; `kind` and `name` say of which object
+    patch, delete  what somebody else changes; `kind` and `name` say of which object; a pod's deletion may be `watched`
     put            objects that somebody makes, over one of `bases.yaml` each; `$now` in them is the time
     agents         answers of the agents, by pod; null is silence. They stay until they are changed
     ranks          `training` or `samples`, by pod, as lists; they stay as well
@@ -17,6 +18,7 @@ A case that is `after` another one begins with all of that one's steps.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -30,6 +32,7 @@ import yaml
 
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.control.loop.reconcile import Reconciler
+from cost_aware_operator.control.reading.bills import Bills
 from cost_aware_operator.control.reading.gather import Gatherer
 from cost_aware_operator.control.reading.memory import Memories
 from cost_aware_operator.control.reading.nodes import CachedNodes
@@ -40,13 +43,14 @@ from cost_aware_operator.engines.local.fields import merge_patched
 from cost_aware_operator.engines.local.store import ObjectKey, ObjectStore, Write
 from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.sources.files import defaults_file, price_file
-from cost_aware_operator.sources.metrics_source import Answers
-from cost_aware_operator.workload.views import PodView
+from cost_aware_operator.sources.metrics_source import AgentAnswers, Answers
+from cost_aware_operator.workload.secret import KeyRing
+from cost_aware_operator.workload.views import PodView, pod_view
 from cost_aware_trainer.contract import AgentStatus, ContractError, Phase, Release, RunOrder
 
 START = datetime(2026, 1, 1, 12, 0, 0, tzinfo=UTC)
 KEY = JobKey("team", "gpt")
-KEY_MATERIAL = b"a key of the tests"
+KEYS = {"key": base64.b64encode(b"a key of the tests").decode()}
 Document = dict[str, Any]
 
 
@@ -72,8 +76,8 @@ class ScriptedAgents:
     record: Callable[[Document], None]
     answers: dict[str, Document | None] = field(default_factory=dict)
 
-    async def statuses(self, pods: Iterable[PodView]) -> dict[str, AgentStatus]:
-        found = {}
+    async def statuses(self, pods: Iterable[PodView]) -> AgentAnswers:
+        found, unread = {}, {}
         for pod in pods:
             answer = self.answers.get(pod.name)
             if pod.usable and answer is not None:
@@ -82,14 +86,15 @@ class ScriptedAgents:
                         {"version": 1, "pod": pod.name, "index": pod.index, **answer}
                     )
                 except ContractError:
-                    continue
-        return found
+                    unread[pod.uid] = "the answer of its agent cannot be read"
+        return AgentAnswers(found, unread)
 
     async def ends(self, pods: Iterable[PodView]) -> dict[str, datetime]:
         return {}
 
-    async def order(self, pods: Iterable[PodView], order: RunOrder, token: str) -> None:
+    async def order(self, pods: Iterable[PodView], order: RunOrder, token: str) -> dict[str, str]:
         self.record({"order": [p.name for p in pods], "message": json.loads(order.to_json()), "token": token})
+        return {}
 
     async def release(self, pods: Iterable[PodView], release: Release, token: str) -> None:
         self.record({"release": [p.name for p in pods], "message": json.loads(release.to_json()), "token": token})
@@ -156,26 +161,35 @@ class World:
         self.store.admission.append(self.rules)
         self.agents = ScriptedAgents(self.acts.append)
         self.ranks = ScriptedRanks(self.clock)
-        self._ours = False
+        self._ours, self._suffixes = False, count(1)
+        self.keys = dict(KEYS)
         self.new_operator()
 
     def new_operator(self) -> None:
         cluster = LocalCluster(self.store)
         nodes = CachedNodes(cluster, self.clock)
         prices, defaults = price_file(None), defaults_file(None)
+        versions = KeyRing.of(self.keys).versions
+        bills = Bills(cluster, "operators")
+        self.memories = Memories()
         self.reconciler = Reconciler(
             cluster=cluster,
+            bills=bills,
             agents=self.agents,
-            gatherer=Gatherer(cluster, self.agents, self.ranks, nodes, prices, defaults, self.clock),
-            memories=Memories(),
+            gatherer=Gatherer(cluster, self.agents, self.ranks, nodes, prices, defaults, bills, self.clock, versions),
+            memories=self.memories,
             clock=self.clock,
-            key_material=KEY_MATERIAL,
+            keys=KeyRing.of(self.keys),
+            new_suffix=lambda: f"{next(self._suffixes):08x}",
             published=lambda job, decision: None,
             forgotten=lambda key: self.acts.append({"forgotten": str(key)}),
         )
 
     async def step(self, step: Document) -> Document:
         """What the operator does in one step."""
+        self.keys |= {name: base64.b64encode(key.encode()).decode() for name, key in step.get("keys", {}).items()}
+        for name in step.get("keys_gone", []):
+            del self.keys[name]
         if step.get("new_operator"):
             self.new_operator()
         self.agents.answers |= step.get("agents", {})
@@ -218,7 +232,10 @@ class World:
                 self.store.patch(key, patch, "somebody")
         for given in change.get("delete", []):
             key = ObjectKey(given["kind"], KEY.namespace, given["name"])
+            before = self.store.get(key) if given.get("watched") else None
             self.store.delete(key, grace_seconds=given.get("grace_seconds"))
+            if before is not None and (view := pod_view(before)) is not None:
+                self.memories.depart(KEY, view, self.clock.now())
         for given in change.get("put", []):
             self._put(given)
         self._ours = ours

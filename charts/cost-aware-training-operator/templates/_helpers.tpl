@@ -36,7 +36,8 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
 {{- printf "%s:%s" .Release.Namespace (include "catj.fullname" .) -}}
 {{- end -}}
 
-{{/* What running training jobs takes, in whichever namespaces they live. Tokens of jobs are written, never read. */}}
+{{/* What running training jobs takes, in whichever namespaces they live. Tokens of jobs are made, never read and never written over:
+a patch of a Secret would answer with all that is in it. */}}
 {{- define "catj.jobRules" -}}
 - apiGroups: [costaware.dev]
   resources: [costawaretrainingjobs]
@@ -58,10 +59,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" | 
   verbs: [get, create, patch]
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: [get, create, patch, update]
+  verbs: [get, create, update]
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [create, patch]
+  verbs: [create]
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs: [get]

@@ -137,11 +137,12 @@ def test_the_service_account_may_do_its_work_and_no_more(namespace: str) -> None
 
     allowed = [
         *(("create", "jobs.batch"), ("patch", "jobs.batch"), ("delete", "jobs.batch"), ("list", "pods")),
-        *(("patch", "costawaretrainingjobs.costaware.dev:status"), ("patch", "configmaps"), ("create", "secrets")),
-        *(("update", f"secrets/{NAME}-key"), ("get", f"secrets/{NAME}-key"), ("update", "leases.coordination.k8s.io")),
+        *(("patch", "costawaretrainingjobs.costaware.dev:status"), ("update", "configmaps"), ("create", "secrets")),
+        *(("get", f"secrets/{NAME}-key"), ("update", "leases.coordination.k8s.io")),
         *(("list", "nodes"), ("create", "events")),
     ]
     refused = [
+        *(("patch", "secrets"), ("update", "secrets"), ("update", f"secrets/{NAME}-key"), ("patch", "configmaps")),
         *(("get", "secrets"), ("list", "secrets"), ("delete", "secrets"), ("create", "pods"), ("delete", "pods")),
         *(("create", "pods:exec"), ("patch", "nodes"), ("create", "costawaretrainingjobs.costaware.dev")),
         *(("list", "namespaces"), ("create", "roles.rbac.authorization.k8s.io"), ("patch", "deployments.apps")),

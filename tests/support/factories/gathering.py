@@ -61,4 +61,4 @@ class Defaults:
 def gatherer(source: Source, clock: Clock, api: Api | None = None) -> Gatherer:
     nodes = CachedNodes(cast("Any", api or Api()), clock)
     nothing = cast("Any", None)
-    return Gatherer(nothing, nothing, source, nodes, nothing, cast("Any", Defaults()), clock)
+    return Gatherer(nothing, nothing, source, nodes, nothing, cast("Any", Defaults()), nothing, clock)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cost_aware_operator.control.reading.run_record import KEY_RECORD, RunRecord, from_data, to_data
+from cost_aware_operator.ledger.bill import Bill
 from cost_aware_operator.observing.samples import parse_rank
 from cost_aware_trainer import contract
 from cost_aware_trainer.contract import LaunchStage, Message, Phase
@@ -16,6 +17,8 @@ from cost_aware_trainer.contract.heartbeat import Pulse, read_pulses
 
 STORED = Path(__file__).parent / "golden"
 RECORDS = sorted((STORED / "records").iterdir())
+OLDER = sorted((STORED / "records-before-books").iterdir())
+BILLS = sorted((STORED / "bills").glob("*.json"))
 MESSAGES = sorted((STORED / "messages").glob("*.json"))
 
 
@@ -27,6 +30,14 @@ def data_of(folder: Path) -> dict[str, str]:
 def test_a_record_of_the_version_before_is_read_and_written_the_same(folder: Path) -> None:
     data = data_of(folder)
     assert to_data(*from_data(data)) == data
+
+
+@pytest.mark.parametrize("folder", OLDER, ids=lambda folder: folder.name)
+def test_a_record_without_a_secret_s_name_is_read(folder: Path) -> None:
+    newer = STORED / "records" / folder.name
+    record, order, result = from_data(data_of(folder))
+    expected, *rest = from_data(data_of(newer))
+    assert (record, order, result) == (expected.model_copy(update={"token": None}), *rest)
 
 
 def test_records_that_are_kept_have_every_field_at_something_else_than_its_default() -> None:
@@ -46,6 +57,18 @@ def test_a_record_without_what_came_later_is_read_with_defaults() -> None:
         None,
         None,
     )
+
+
+@pytest.mark.parametrize("path", BILLS, ids=lambda path: path.stem)
+def test_a_bill_of_the_version_before_is_read_and_written_the_same(path: Path) -> None:
+    text = path.read_text().removesuffix("\n")
+    assert Bill.model_validate_json(text).model_dump_json() == text
+
+
+def test_bills_that_are_kept_have_every_field_at_something_else_than_its_default() -> None:
+    found = [Bill.model_validate_json(path.read_text()) for path in BILLS]
+    for name, declared in Bill.model_fields.items():
+        assert any(getattr(bill, name) != declared.get_default() for bill in found), name
 
 
 @pytest.mark.parametrize("path", MESSAGES, ids=lambda path: path.stem)

@@ -132,20 +132,34 @@ def test_the_operator_is_told_what_it_needs() -> None:
 
 
 @needs_helm
-def test_tokens_of_jobs_are_written_but_never_read() -> None:
+def test_tokens_of_jobs_are_made_but_never_read_and_never_written_over() -> None:
     for options in ((), NAMESPACED):
         documents = render(*options)
         everywhere = rules(documents, "ClusterRole", "Role")
-        assert grants(everywhere, "", "secrets") == {"create", "patch"}
+        assert grants(everywhere, "", "secrets") == {"create"}
         named = [rule for rule in everywhere if "resourceNames" in rule]
         assert named == [
             {
                 "apiGroups": [""],
                 "resources": ["secrets"],
                 "resourceNames": ["trial-cost-aware-training-operator-key"],
-                "verbs": ["get", "update"],
+                "verbs": ["get"],
             }
         ]
+
+
+@needs_helm
+def test_bills_are_kept_in_the_operator_s_namespace_alone() -> None:
+    for options in ((), NAMESPACED):
+        documents = render(*options)
+        own = [
+            d
+            for d in documents
+            if d["kind"] == "Role" and d["metadata"]["name"] == "trial-cost-aware-training-operator"
+        ]
+        assert grants(rules(own, "Role"), "", "configmaps") == {"get", "list", "create", "update", "delete"}
+        others = [d for d in documents if d not in own]
+        assert grants(rules(others, "ClusterRole", "Role"), "", "configmaps") == {"get", "create", "update"}
 
 
 @needs_helm

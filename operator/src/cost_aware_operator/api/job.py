@@ -10,6 +10,9 @@ from typing import Any
 from cost_aware_operator.api.spec import JobSpec
 from cost_aware_operator.api.status import JobStatus
 
+ANNOTATION_AGAIN = "costaware.dev/train-again"
+"""Set to "true" on a job that shall do what an earlier one of its name has done."""
+
 
 @dataclass(frozen=True, order=True)
 class JobKey:
@@ -62,6 +65,8 @@ class TrainingJob:
     """Its manifest."""
     status: JobStatus
     """What the last reconcile wrote."""
+    trains_again: bool = False
+    """Whether its owner has said that what an earlier job did shall be done, and paid, again."""
 
     @property
     def reference(self) -> JobReference:
@@ -84,4 +89,5 @@ class TrainingJob:
             created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
             spec=JobSpec.model_validate(document["spec"]),
             status=JobStatus.model_validate(document.get("status") or {}),
+            trains_again=(metadata.get("annotations") or {}).get(ANNOTATION_AGAIN) == "true",
         )

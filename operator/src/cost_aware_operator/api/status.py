@@ -26,6 +26,7 @@ class ConditionType(StrEnum):
     DISRUPTED = "Disrupted"
     SUSPENDED = "Suspended"
     BUDGET_EXHAUSTED = "BudgetExhausted"
+    BOOKED = "Booked"
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
 

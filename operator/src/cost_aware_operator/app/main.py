@@ -32,17 +32,19 @@ from cost_aware_operator.app.watches import Version, kopf_settings, registry, ve
 from cost_aware_operator.control.loop.queue import KeyedQueue
 from cost_aware_operator.control.loop.reconcile import Reconciler
 from cost_aware_operator.control.loop.worker import work
+from cost_aware_operator.control.reading.bills import Bills
 from cost_aware_operator.control.reading.gather import Gatherer
 from cost_aware_operator.control.reading.memory import Memories
 from cost_aware_operator.control.reading.nodes import CachedNodes
 from cost_aware_operator.engines.cluster import ApiError
 from cost_aware_operator.engines.kubernetes.client import KubernetesCluster, connect
 from cost_aware_operator.engines.kubernetes.lease import Lease
-from cost_aware_operator.sources.clock import SystemClock
+from cost_aware_operator.sources.clock import SteadyClock, SystemClock
 from cost_aware_operator.sources.files import defaults_file, price_file
 from cost_aware_operator.sources.metrics_source import MetricsSource
 from cost_aware_operator.sources.prometheus import PrometheusSource
 from cost_aware_operator.sources.rank_endpoints import RankEndpoints
+from cost_aware_operator.workload.secret import KeyRing
 
 logger = logging.getLogger("cost_aware_operator")
 LEASE_SECONDS, RENEW_SECONDS, RETRY_SECONDS = 15, 10, 2
@@ -55,8 +57,9 @@ class Operator:
 
     def __init__(self, settings: Settings, api: client.ApiClient, session: aiohttp.ClientSession) -> None:
         self.settings = settings
-        self.clock = SystemClock()
-        self.cluster = KubernetesCluster(api)
+        self.clock = SteadyClock(SystemClock())
+        self.cluster = KubernetesCluster(api, self.clock.heard)
+        self.bills = Bills(self.cluster, settings.namespace)
         self.queue: KeyedQueue[JobKey] = KeyedQueue(self.clock.monotonic)
         self.memories = Memories()
         self.telemetry = Telemetry(lambda: len(self.queue), lambda: self.queue.oldest_seconds)
@@ -119,10 +122,14 @@ class Operator:
             os._exit(1)
 
     async def _reconciler(self) -> Reconciler:
-        made = base64.b64encode(secrets.token_bytes(32)).decode()
-        stored = await self.cluster.secret_value(self.settings.namespace, self.settings.key_secret, "key", made)
+        made = {KeyRing.entry(self.clock.now()): base64.b64encode(secrets.token_bytes(32)).decode()}
+        keys = KeyRing.of(await self.cluster.own_secret(self.settings.namespace, self.settings.key_secret, made))
+        for key in await self.bills.open_keys():
+            # a job that went while no operator looked is told of by its bill alone
+            await self.queue.add(key)
         return Reconciler(
             cluster=self.cluster,
+            bills=self.bills,
             agents=self._ranks,
             gatherer=Gatherer(
                 self.cluster,
@@ -131,12 +138,16 @@ class Operator:
                 CachedNodes(self.cluster, self.clock),
                 price_file(self.settings.prices_file),
                 defaults_file(self.settings.pod_defaults_file),
+                self.bills,
                 self.clock,
+                keys.versions,
+                self.clock.problem,
                 self.settings.scrape_interval_seconds,
             ),
             memories=self.memories,
             clock=self.clock,
-            key_material=base64.b64decode(stored),
+            keys=keys,
+            new_suffix=lambda: secrets.token_hex(4),
             published=self.telemetry.published,
             forgotten=self.telemetry.forgotten,
         )
@@ -158,7 +169,9 @@ class Operator:
             # a change of this very moment may still be on its way: only what was missing before as well counts
             self.health.compared(bool(missed & suspects))
             suspects = missed
-            for key, _ in missed:
+            # a deletion that the watches missed leaves a bill open
+            gone = await self.bills.open_keys() - {key for key, _ in listed}
+            for key in {key for key, _ in missed} | gone:
                 await self.queue.add(key)
 
     async def _watch(self) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `catj watch|status NAME` of jobs on a cluster; `catj plan|explain JOB.yaml`, `catj predict FILE.json` without."""
+"""The command line: `catj watch|status|costs` of jobs on a cluster; `catj plan|explain JOB.yaml`, `catj predict FILE.json` without."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ from rich.live import Live
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.api.status import JobState, JobStatus
 from cost_aware_operator.cli import simulate
+from cost_aware_operator.cli.costs import add_arguments as add_costs
+from cost_aware_operator.cli.costs import costs
 from cost_aware_operator.cli.explain import explain
 from cost_aware_operator.cli.plan import add_arguments, plan
 from cost_aware_operator.cli.predict import predict
@@ -37,6 +39,8 @@ def parser() -> argparse.ArgumentParser:
     for verb in (watch, status):
         verb.add_argument("name", help="the job's name")
         verb.add_argument("-n", "--namespace", help="its namespace (default: the kubeconfig's)")
+    billed = verbs.add_parser("costs", help="bills of jobs, also of those that are gone; their backup")
+    add_costs(billed)
     foresee = verbs.add_parser("predict", help="step time and memory of model layouts, with no GPU and no cluster")
     foresee.add_argument(
         "file", metavar="FILE.json", help="a list of objects {model, hardware, layout}; - reads standard input"
@@ -98,7 +102,6 @@ async def _show(cluster: Cluster, key: JobKey, console: Console) -> int:
 
 async def _run(arguments: argparse.Namespace) -> int:
     console = Console()
-    key = JobKey(arguments.namespace or default_namespace(), arguments.name)
     try:
         api = await connect()
     except ApiError as error:
@@ -106,6 +109,9 @@ async def _run(arguments: argparse.Namespace) -> int:
         return EXIT_MISSING
     try:
         cluster = KubernetesCluster(api)
+        if arguments.verb == "costs":
+            return await costs(cluster, arguments, console)
+        key = JobKey(arguments.namespace or default_namespace(), arguments.name)
         if arguments.verb == "watch":
             return await _watch(cluster, key, arguments.timeout, console)
         return await _show(cluster, key, console)

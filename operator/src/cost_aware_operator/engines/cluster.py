@@ -100,6 +100,9 @@ class Cluster(Protocol):
     async def config_map(self, namespace: str, name: str) -> StoredData | None:
         """A ConfigMap's data."""
 
+    async def config_maps(self, namespace: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        """ConfigMaps by labels."""
+
     async def service_owners(self, key: JobKey) -> frozenset[str] | None:
         """The owners' uids of the Service of a job's name; None where there is no such Service."""
 
@@ -119,7 +122,10 @@ class Cluster(Protocol):
     async def set_job(
         self, key: JobKey, *, suspend: bool, active_deadline_seconds: int | None, completions: int | None
     ) -> None:
-        """Sets what of a Job may change while it runs, and nothing else. An Indexed Job's pods may grow and shrink at its end."""
+        """Sets what of a Job may change while it runs, and nothing else. An Indexed Job's pods may grow and shrink at its end.
+
+        That suspension was asked for, or its end, is written with it: others may suspend the Job too.
+        """
 
     async def write_status(self, job: JobReference, status: Mapping[str, Any]) -> None:
         """The whole status, by server-side apply on the subresource: what is left out is removed.
@@ -143,8 +149,11 @@ class Cluster(Protocol):
     ) -> None:
         """A Kubernetes event about a job; posting the same name twice is harmless."""
 
-    async def secret_value(self, namespace: str, name: str, key: str, create_as: str) -> str:
-        """A value of a Secret of the operator's own namespace, made with `create_as` (base64) where it is missing."""
+    async def create_secret(self, document: Mapping[str, Any]) -> bool:
+        """Makes a Secret; False where one of its name is there already, whoever's it is. Nothing of it is read."""
+
+    async def own_secret(self, namespace: str, name: str, create_as: Mapping[str, str]) -> Mapping[str, str]:
+        """The data (base64) of a Secret of the operator's own namespace, made as `create_as` where it is missing."""
 
     async def release_lease(self, namespace: str, name: str, holder: str) -> None:
         """Gives a Lease up, if it is still held: the next leader need not wait until it expires."""

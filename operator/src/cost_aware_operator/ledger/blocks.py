@@ -42,7 +42,7 @@ def total_usd(state: LedgerState) -> float:
 class Baseline(BaseModel):
     """The submitted plan's figures and the state of the books at the first change."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     plan: str
     nodes: int

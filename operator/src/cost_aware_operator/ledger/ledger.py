@@ -10,25 +10,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from enum import StrEnum
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
-
-from cost_aware_operator.costs.tables.prices import USD_PER_GB_BETWEEN_ZONES, Price
+from cost_aware_operator.costs.tables.prices import USD_PER_GB_BETWEEN_ZONES
+from cost_aware_operator.ledger.accounts import CLOCKS_APART, booked_until, opened
+from cost_aware_operator.ledger.accounts import Cause as Cause
+from cost_aware_operator.ledger.accounts import LedgerState as LedgerState
+from cost_aware_operator.ledger.accounts import PodAccount as PodAccount
+from cost_aware_operator.ledger.accounts import PodFacts as PodFacts
 from cost_aware_trainer.contract import Phase
-
-
-class Cause(StrEnum):
-    """What a pod's time went to."""
-
-    PRODUCTIVE = "productive"
-    COMMUNICATION = "communication"
-    CHECKPOINT = "checkpoint"
-    RESTART = "restart"
-    LOST_WORK = "lost_work"
-    IDLE = "idle"
-
 
 REMEMBERED = timedelta(minutes=10)
 """How long a pod that is gone stays in the state, so that late news of it is recognised."""
@@ -51,34 +41,6 @@ CAUSE_OF_PHASE = {
 
 
 @dataclass(frozen=True)
-class PodFacts:
-    """One pod as the ledger sees it."""
-
-    uid: str
-    """The pod's uid."""
-    index: int
-    """Its index in the Job."""
-    started_at: datetime
-    """When its container started."""
-    ended_at: datetime | None
-    """When it ended; None while it runs."""
-    instance_type: str | None
-    """Its node's type; None if not known."""
-    zone: str | None
-    """Its node's zone; None if not known."""
-    price: Price | None
-    """Its node's price; None if not known."""
-    attempt: int = 0
-    """The attempt that its ranks belong to."""
-    phase_seconds: Mapping[Phase, float] | None = None
-    """Seconds by phase since that attempt began, the mean over its ranks; None if no rank answered."""
-    sent_bytes: float = 0.0
-    """Bytes that its ranks sent to others."""
-    otherwise: Cause = Cause.IDLE
-    """Cause of the time that no phase explains."""
-
-
-@dataclass(frozen=True)
 class Fees:
     """Dollars an hour that are paid beside the nodes while a run has pods."""
 
@@ -98,71 +60,6 @@ class TrainedSteps:
     """The newest step that is done."""
     resumed_step: int = 0
     """The step that the attempt resumed from."""
-
-
-class _State(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class PodAccount(_State):
-    """What is known of one pod's costs so far. `credit` holds seconds of phases that were reported and not yet booked.
-
-    `estimated`: it was closed without its pod's end being known.
-    """
-
-    uid: str
-    index: int
-    instance_type: str | None
-    zone: str | None
-    hourly_usd: float | None
-    started_at: datetime
-    accounted_until: datetime
-    closed: bool = False
-    estimated: bool = False
-    gone_since: datetime | None = None
-    attempt: int = 0
-    seen: dict[Phase, float] = {}
-    seen_bytes: float = 0.0
-    credit: dict[Phase, float] = {}
-
-
-class LedgerState(_State):
-    """The ledger of one job: what is booked, and the accounts of pods that exist."""
-
-    usd: dict[Cause, float] = {}
-    seconds: dict[Cause, float] = {}
-    data_usd: float = 0.0
-    """Dollars of waiting for data, a part of `idle`."""
-    transfer_usd: float = 0.0
-    storage_usd: float = 0.0
-    management_usd: float = 0.0
-    fees_until: datetime | None = None
-    pod_seconds: float = 0.0
-    unpriced_pod_seconds: float = 0.0
-    attempt: int = 0
-    attempt_resumed_step: int = 0
-    trained_step: int = 0
-    trained_steps: int = 0
-    accounts: tuple[PodAccount, ...] = ()
-
-    @property
-    def accrued_usd(self) -> float:
-        """The sum over all causes."""
-        return sum(self.usd.values())
-
-    def without_end(self) -> set[str]:
-        """Uids of pods that still run, or whose end is not known."""
-        return {account.uid for account in self.accounts if account.estimated or not account.closed}
-
-    @property
-    def goodput(self) -> float | None:
-        """The productive share of all pod-seconds that were booked by cause; None before the first."""
-        booked = sum(self.seconds.values())
-        return self.seconds.get(Cause.PRODUCTIVE, 0.0) / booked if booked > 0 else None
-
-    def by_cause(self, cause: Cause) -> float:
-        """Dollars of one cause."""
-        return self.usd.get(cause, 0.0)
 
 
 @dataclass
@@ -197,8 +94,11 @@ def accrue(
     now: datetime,
     fees: Fees | None = None,
     told: Mapping[str, datetime] | None = None,
+    lag_seconds: float = 0.0,
 ) -> LedgerState:
     """The state after booking every pod up to `now`, or up to its end, and the fees for as long as one runs.
+
+    A pod that runs is booked up to `lag_seconds` ago: news of its end are late by a little, and what was booked is not taken back.
 
     Pods that exist in the state but not in `pods` are gone. `told` holds ends of such pods, by uid, that their own agents have
     left word of. Without such a word their account ends where it was last accounted to, unless the replacement of the
@@ -214,36 +114,69 @@ def accrue(
     )
     known = {account.uid: account for account in state.accounts}
     crossing = _crossing_zones(pods)
+    listed = {pod.uid for pod in pods}
+    settled = {
+        uid: now if uid in listed else at for uid, at in state.settled.items() if uid in listed or now - at < REMEMBERED
+    }
     for pod in pods:
-        account = known.pop(pod.uid) if pod.uid in known else _opened(pod)
-        _book_pod(book, account, pod, pod.uid in crossing, now)
+        if pod.uid in settled:
+            continue
+        account = known.pop(pod.uid) if pod.uid in known else opened(pod, now)
+        _book_pod(book, account, pod, pod.uid in crossing, booked_until(account, pod, now, lag_seconds))
     for account in known.values():
-        _book_gone(book, account, pods, (told or {}).get(account.uid), now)
+        _book_gone(book, account, pods, (told or {}).get(account.uid), now, lag_seconds)
     _book_rework(book, state, progress)
+    # a copy, so that what a newer operator wrote beside it is kept
+    return state.model_copy(
+        update={
+            "usd": book.usd,
+            "seconds": book.seconds,
+            "data_usd": book.data_usd,
+            "transfer_usd": book.transfer_usd,
+            **_fees(state, pods, fees or Fees(), now),
+            "pod_seconds": book.pod_seconds,
+            "unpriced_pod_seconds": book.unpriced_pod_seconds,
+            **_trained(state, progress),
+            **_folded(book.accounts, settled, listed, now),
+        }
+    )
+
+
+def _trained(state: LedgerState, progress: TrainedSteps) -> dict[str, int]:
+    """Steps after these: those of the newest attempt are counted once, however often they are seen."""
     restarted = progress.attempt > state.attempt
     resumed = progress.resumed_step if restarted else state.attempt_resumed_step
-    # steps of the newest attempt are counted once, however often they are seen
     before = 0 if restarted else max(0, state.trained_step - state.attempt_resumed_step)
     stepped = max(0, progress.step - resumed - before) if progress.attempt >= max(state.attempt, 1) else 0
-    return LedgerState(
-        usd=book.usd,
-        seconds=book.seconds,
-        data_usd=book.data_usd,
-        transfer_usd=book.transfer_usd,
-        **_fees(state, pods, fees or Fees(), now),
-        pod_seconds=book.pod_seconds,
-        unpriced_pod_seconds=book.unpriced_pod_seconds,
-        attempt=max(state.attempt, progress.attempt),
-        attempt_resumed_step=resumed,
-        trained_step=progress.step if restarted else max(state.trained_step, progress.step),
-        trained_steps=state.trained_steps + stepped,
-        accounts=tuple(book.accounts),
-    )
+    return {
+        "attempt": max(state.attempt, progress.attempt),
+        "attempt_resumed_step": resumed,
+        "trained_step": progress.step if restarted else max(state.trained_step, progress.step),
+        "trained_steps": state.trained_steps + stepped,
+    }
+
+
+def _folded(
+    accounts: Sequence[PodAccount], settled: Mapping[str, datetime], listed: set[str], now: datetime
+) -> dict[str, Any]:
+    """Accounts, but of pods that ended a while ago and are still listed only their uids: a Job keeps what is left of failed pods."""
+    over = {
+        account.uid
+        for account in accounts
+        if account.closed
+        and not account.estimated
+        and account.uid in listed
+        and now - account.accounted_until >= REMEMBERED
+    }
+    return {
+        "accounts": tuple(account for account in accounts if account.uid not in over),
+        "settled": {**settled, **dict.fromkeys(over, now)},
+    }
 
 
 def _fees(state: LedgerState, pods: Sequence[PodFacts], fees: Fees, now: datetime) -> dict[str, Any]:
     """Storage and management since they were last booked, while a pod is there; as absolute as the pods' own time."""
-    up = [p.started_at for p in pods if p.ended_at is None]
+    up = [p.begun_at for p in pods if p.ended_at is None]
     begun = max(state.fees_until, min(up)) if up and state.fees_until is not None else min(up, default=now)
     hours = max(0.0, (now - begun).total_seconds()) / 3600 if up else 0.0
     return {
@@ -253,18 +186,6 @@ def _fees(state: LedgerState, pods: Sequence[PodFacts], fees: Fees, now: datetim
     }
 
 
-def _opened(pod: PodFacts) -> PodAccount:
-    return PodAccount(
-        uid=pod.uid,
-        index=pod.index,
-        instance_type=pod.instance_type,
-        zone=pod.zone,
-        hourly_usd=pod.price.hourly_usd if pod.price is not None else None,
-        started_at=pod.started_at,
-        accounted_until=pod.started_at,
-    )
-
-
 def _crossing_zones(pods: Sequence[PodFacts]) -> set[str]:
     """Uids of pods whose neighbour in the ring of all pods that are up lies in another zone."""
     ring = sorted((p for p in pods if p.ended_at is None), key=lambda p: p.index)
@@ -272,12 +193,11 @@ def _crossing_zones(pods: Sequence[PodFacts]) -> set[str]:
     return {p.uid for p, n in zip(ring, following, strict=True) if p.zone and n.zone and p.zone != n.zone}
 
 
-def _book_pod(book: _Book, account: PodAccount, pod: PodFacts, crosses: bool, now: datetime) -> None:
+def _book_pod(book: _Book, account: PodAccount, pod: PodFacts, crosses: bool, end: datetime) -> None:
     if account.closed:
         book.accounts.append(account)
         return
     hourly_usd = pod.price.hourly_usd if pod.price is not None else account.hourly_usd
-    end = pod.ended_at or now
     seconds = max(0.0, (end - account.accounted_until).total_seconds())
     credit, sent = dict(account.credit), 0.0
     if pod.phase_seconds is not None and pod.attempt >= account.attempt:
@@ -294,16 +214,12 @@ def _book_pod(book: _Book, account: PodAccount, pod: PodFacts, crosses: bool, no
     left = _spend(book, credit, seconds, pod.otherwise, hourly_usd)
     if pod.ended_at is not None:
         _take_back(book, (account.accounted_until - end).total_seconds(), pod.otherwise, hourly_usd)
-    book.accounts.append(
-        account.model_copy(
-            update={
-                "hourly_usd": hourly_usd,
-                "accounted_until": end if pod.ended_at is not None else max(end, account.accounted_until),
-                "credit": left,
-                "closed": pod.ended_at is not None,
-            }
-        )
-    )
+    update: dict[str, Any] = {"hourly_usd": hourly_usd}
+    if pod.ended_at is not None:
+        update |= {"accounted_until": end, "closed": True, "credit": {}, "seen": {}}
+    else:
+        update |= {"accounted_until": max(end, account.accounted_until), "credit": left}
+    book.accounts.append(account.model_copy(update=update))
 
 
 def _spend(
@@ -344,7 +260,12 @@ def _take_back(book: _Book, seconds: float, otherwise: Cause, hourly_usd: float 
 
 
 def _book_gone(
-    book: _Book, account: PodAccount, pods: Sequence[PodFacts], told: datetime | None, now: datetime
+    book: _Book,
+    account: PodAccount,
+    pods: Sequence[PodFacts],
+    told: datetime | None,
+    now: datetime,
+    lag_seconds: float,
 ) -> None:
     """A pod that is not listed any more, whose own word of its end is `told`.
 
@@ -353,20 +274,25 @@ def _book_gone(
     may still come. A closed account is remembered for longer: late news must not open it again and pay the pod twice.
     """
     gone_since = account.gone_since or now
-    later = [p.started_at for p in pods if p.index == account.index and p.started_at > account.started_at]
+    later = [p.begun_at for p in pods if p.index == account.index and p.begun_at > account.started_at]
     if told is not None and (account.estimated or not account.closed):
-        # clocks of nodes differ, and anybody may write to a volume: no word reaches beyond what is known
-        end = max(account.started_at, min(told, now, *later))
+        # anybody may write to a volume: no word reaches beyond what is known, as far as clocks of nodes may differ
+        latest = min(now, *later) if later else now
+        earliest = max(account.started_at, (account.seen_until or account.accounted_until) - CLOCKS_APART)
+        end = min(max(told, earliest), latest + CLOCKS_APART)
         account = _settled(book, account, end).model_copy(update={"gone_since": gone_since})
     if account.closed:
-        if now - (account.gone_since or account.accounted_until) < REMEMBERED:
-            book.accounts.append(account)
+        if now - gone_since < REMEMBERED:
+            book.accounts.append(account.model_copy(update={"gone_since": gone_since}))
         return
     if now - gone_since < NEWS_WITHIN:
         book.accounts.append(account.model_copy(update={"gone_since": gone_since}))
         return
-    end = max(min(later), account.accounted_until) if later else account.accounted_until
-    book.accounts.append(_settled(book, account, end).model_copy(update={"estimated": True}))
+    # it ran when it was last seen, and it was booked up to a little before that
+    seen = min(now, account.accounted_until + timedelta(seconds=lag_seconds))
+    end = max(min(later), account.accounted_until) if later else seen
+    update = {"estimated": True, "seen_until": account.accounted_until}
+    book.accounts.append(_settled(book, account, end).model_copy(update=update))
 
 
 def _settled(book: _Book, account: PodAccount, end: datetime) -> PodAccount:

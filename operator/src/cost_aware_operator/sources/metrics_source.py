@@ -30,17 +30,31 @@ class Answers:
     """Seconds since the samples were true."""
 
 
+@dataclass(frozen=True)
+class AgentAnswers:
+    """The answers of one job's agents. Those that do not answer are in neither part."""
+
+    statuses: Mapping[str, AgentStatus] = field(default_factory=dict)
+    """Statuses by pod uid."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Why an answer cannot be read, by pod uid, in fixed words: what a pod says may have come from anywhere."""
+
+
 class Agents(Protocol):
     """The pods' agents. Calls are bounded in time and size; agents that do not answer are left out."""
 
-    async def statuses(self, pods: Iterable[PodView]) -> Mapping[str, AgentStatus]:
-        """Statuses of usable pods' agents by pod uid; agents that do not answer are left out."""
+    async def statuses(self, pods: Iterable[PodView]) -> AgentAnswers:
+        """Statuses of usable pods' agents."""
 
     async def ends(self, pods: Iterable[PodView]) -> Mapping[str, datetime]:
         """Ends of a job's pods by uid, as a live agent can tell them; the first of a few that answers is believed."""
 
-    async def order(self, pods: Iterable[PodView], order: RunOrder, token: str) -> None:
-        """Tells agents of an attempt. An agent that does not hear it is told again at the next reconcile."""
+    async def order(self, pods: Iterable[PodView], order: RunOrder, token: str) -> Mapping[str, str]:
+        """Tells agents of an attempt. An agent that does not hear it is told again at the next reconcile.
+
+        Returns:
+            Why an agent refuses it, by pod uid, in fixed words.
+        """
 
     async def release(self, pods: Iterable[PodView], release: Release, token: str) -> None:
         """Lets pods go."""

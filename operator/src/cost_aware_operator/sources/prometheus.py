@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,12 @@ from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.observing.samples import RankSample, ScrapeError, sample_of
 from cost_aware_operator.sources.bounded import TooLongError, read_bounded
 from cost_aware_operator.sources.metrics_source import Answers, rank_name
+from cost_aware_operator.sources.rank_endpoints import why_failed, why_unheard
 from cost_aware_operator.workload.views import PodView
 from cost_aware_trainer.contract import Metric
 
+logger = logging.getLogger(__name__)
+REDIRECTS = range(300, 400)
 READ = (
     Metric.STEP, Metric.TOTAL_STEPS, Metric.STEPS, Metric.TOKENS, Metric.STEP_SECONDS, Metric.MODEL_FLOPS,
     Metric.COMMUNICATION_BYTES, Metric.MEMORY_BYTES, Metric.LOSS, Metric.HELDOUT_LOSS, Metric.CHECKPOINT_STEP,
@@ -74,7 +79,7 @@ class PrometheusSource:
         if not targets:
             return Answers()
         try:
-            series = await self._series(job)
+            series = await self._series(job, targets)
         except PrometheusError as error:
             return Answers(unheard={rank_name(rank, pod): str(error) for rank, pod in targets.items()})
         samples: dict[str, tuple[RankSample, ...]] = {}
@@ -84,12 +89,14 @@ class PrometheusSource:
             try:
                 samples[pod.uid] = (*samples.get(pod.uid, ()), _sample(series.get(rank)))
                 ages.append(series[rank].age_seconds)
-            except ScrapeError as error:
+            except _MissingError as error:
                 unheard[rank_name(rank, pod)] = str(error)
+            except ScrapeError as error:
+                unheard[rank_name(rank, pod)] = why_unheard(error)
         return Answers(samples, unheard, statistics.median(ages) if ages else 0.0)
 
-    async def _series(self, job: JobKey) -> dict[int, _Series]:
-        """Series of each rank's newest attempt, by rank."""
+    async def _series(self, job: JobKey, targets: Mapping[int, PodView]) -> dict[int, _Series]:
+        """Series of each rank's newest attempt, by rank, as they were read from the rank's own pod."""
         wanted = "|".join(READ)
         headers = await self._headers()
         read, told = await asyncio.gather(
@@ -102,7 +109,7 @@ class PrometheusSource:
         found: dict[int, _Series] = {}
         for labels, _, value in read:
             name, rank, attempt = labels.get("__name__", ""), _whole(labels.get("rank")), _whole(labels.get("attempt"))
-            if rank is None or attempt is None:
+            if rank is None or attempt is None or not _is_of(labels, targets.get(rank)):
                 continue
             known = found.get(rank)
             if known is None or attempt > int(known.labels["attempt"]):
@@ -119,7 +126,11 @@ class PrometheusSource:
                 known.values[name] = value
         for labels, now, then in told:
             rank = _whole(labels.get("rank"))
-            if rank in found and labels.get("attempt") == found[rank].labels["attempt"]:
+            if (
+                rank in found
+                and labels.get("attempt") == found[rank].labels["attempt"]
+                and _is_of(labels, targets[rank])
+            ):
                 found[rank].age_seconds = max(0.0, now - then)
         return found
 
@@ -146,13 +157,17 @@ class PrometheusSource:
         """
         try:
             async with self._session.post(
-                self._url, data={"query": query}, timeout=self._timeout, headers=headers
+                self._url, data={"query": query}, timeout=self._timeout, headers=headers, allow_redirects=False
             ) as answer:
+                if answer.status in REDIRECTS:
+                    raise PrometheusError(
+                        f"{self._url} sends elsewhere ({answer.status}), and nothing is read there: write the address itself"
+                    )
                 body = await read_bounded(answer, MAX_BYTES)
                 document: Any = json.loads(body)
                 if not isinstance(document, dict) or document.get("status") != "success":
-                    said = document.get("error", "") if isinstance(document, dict) else ""
-                    raise PrometheusError(f"{self._url} answered {answer.status}: {str(said)[:200]}")
+                    logger.warning("%s answered %s: %s", self._url, answer.status, str(document)[:300])
+                    raise PrometheusError(f"{self._url} answered {answer.status}, and no success")
             return [
                 ({str(k): str(v) for k, v in one["metric"].items()}, float(one["value"][0]), float(one["value"][1]))
                 for one in document["data"]["result"]
@@ -160,9 +175,29 @@ class PrometheusSource:
         except TooLongError as error:
             raise PrometheusError(str(error)) from None
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
-            raise PrometheusError(f"{self._url}: {error!r}") from error
+            logger.debug("%s: %r", self._url, error)
+            raise PrometheusError(f"{self._url}: {why_failed(error)}") from error
         except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
-            raise PrometheusError(f"{self._url}: not an answer of Prometheus: {error!r}"[:300]) from error
+            logger.debug("%s: %r", self._url, error)
+            raise PrometheusError(f"{self._url}: not an answer of Prometheus") from error
+
+
+class _MissingError(ScrapeError):
+    """Prometheus has nothing of a rank, or nothing new; the text is in words of our own."""
+
+
+def _is_of(labels: Mapping[str, str], pod: PodView | None) -> bool:
+    """Whether Prometheus read a series from a pod's own address: any pod may call itself a rank of this job.
+
+    `instance` is the address that was read, unless the scrape configuration writes something else there; then `pod` counts.
+    """
+    if pod is None:
+        return False
+    host = labels.get("instance", "").rpartition(":")[0]
+    try:
+        return ip_address(host.strip("[]")) == ip_address(pod.ip or "")
+    except ValueError:
+        return labels.get("pod", pod.name) == pod.name
 
 
 def _selectors(name: str, job: JobKey) -> tuple[str, str]:
@@ -174,9 +209,9 @@ def _selectors(name: str, job: JobKey) -> tuple[str, str]:
 
 def _sample(series: _Series | None) -> RankSample:
     if series is None:
-        raise ScrapeError("Prometheus has no series of it: does it scrape the pods' metrics ports?")
+        raise _MissingError("Prometheus has no series of it: does it scrape the pods' metrics ports?")
     if series.age_seconds > STALE_SECONDS:
-        raise ScrapeError(f"Prometheus read it last {series.age_seconds:.0f} s ago")
+        raise _MissingError(f"Prometheus read it last {series.age_seconds:.0f} s ago")
     return sample_of(series.labels, series.values, series.phases, series.links, series.stages)
 
 

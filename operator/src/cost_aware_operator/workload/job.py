@@ -12,12 +12,13 @@ from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.names import (
     CHECKPOINT_MOUNT,
+    LABEL_UID,
     checkpoint_folder,
     child_metadata,
     labels,
-    secret_name,
 )
 from cost_aware_operator.workload.node_labels import INSTANCE_TYPE_LABELS, SPOT_LABELS
+from cost_aware_operator.workload.secret import TokenSecret
 from cost_aware_trainer.contract import (
     AGENT_PORT,
     ENV_ENDS_FOLDER,
@@ -37,6 +38,12 @@ DATA_MOUNT = "/data"
 ENDS_FOLDER = "pods"
 """In a run's own folder: when its pods ended, for whoever did not see it."""
 ANNOTATION_TEMPLATE = "costaware.dev/template-hash"
+ANNOTATION_SECRET = "costaware.dev/token-secret"  # noqa: S105  a name, not a secret
+"""On the Job: the Secret that its pods mount."""
+ANNOTATION_KEY = "costaware.dev/token-key"
+"""On the Job: version of the operator's key that the token in it is derived from."""
+ANNOTATION_ASKED = "costaware.dev/asked-to-suspend"
+"""On the Job: whether the operator has asked for its suspension. A Job that is suspended without that was suspended by others."""
 NEVER_GIVE_UP = 1_000_000
 """The Job's own backoff limit. Whether a run is given up is the operator's decision, which knows whether it progressed."""
 
@@ -53,7 +60,9 @@ def template_hash(job: TrainingJob, plan: Plan) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def indexed_job(job: TrainingJob, plan: Plan, defaults: PodDefaults, *, suspend: bool) -> dict[str, Any]:
+def indexed_job(
+    job: TrainingJob, plan: Plan, defaults: PodDefaults, token: TokenSecret, *, suspend: bool
+) -> dict[str, Any]:
     """One pod a node, kept at that number by the Job controller, which never runs two pods of one index."""
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
@@ -67,17 +76,27 @@ def indexed_job(job: TrainingJob, plan: Plan, defaults: PodDefaults, *, suspend:
                 {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
             ]
         },
-        "template": _pod_template(job, plan, defaults),
+        "template": _pod_template(job, plan, defaults, token.name),
     }
     if job.spec.active_deadline_seconds is not None:
         spec["activeDeadlineSeconds"] = job.spec.active_deadline_seconds
     metadata = child_metadata(job, job.key.name)
     metadata["labels"] = {**job.spec.template.labels, **metadata["labels"]}
-    metadata["annotations"] = {ANNOTATION_TEMPLATE: template_hash(job, plan)}
+    metadata["annotations"] = {
+        ANNOTATION_TEMPLATE: template_hash(job, plan),
+        ANNOTATION_SECRET: token.name,
+        ANNOTATION_KEY: str(token.key_version),
+        ANNOTATION_ASKED: asked_to_suspend(suspend),
+    }
     return {"apiVersion": "batch/v1", "kind": "Job", "metadata": metadata, "spec": spec}
 
 
-def _pod_template(job: TrainingJob, plan: Plan, defaults: PodDefaults) -> dict[str, Any]:
+def asked_to_suspend(suspend: bool) -> str:
+    """The annotation's text."""
+    return "true" if suspend else "false"
+
+
+def _pod_template(job: TrainingJob, plan: Plan, defaults: PodDefaults, secret: str) -> dict[str, Any]:
     template = job.spec.template
     spec: dict[str, Any] = {
         "restartPolicy": "Never",
@@ -94,7 +113,7 @@ def _pod_template(job: TrainingJob, plan: Plan, defaults: PodDefaults) -> dict[s
         },
         "affinity": _affinity(job, plan),
         "containers": [_container(job, plan, defaults)],
-        "volumes": _by_name(defaults.volumes, template.volumes, _own_volumes(job)),
+        "volumes": _by_name(defaults.volumes, template.volumes, _own_volumes(job, secret)),
     }
     if template.tolerations:
         spec["tolerations"] = list(template.tolerations)
@@ -106,7 +125,7 @@ def _pod_template(job: TrainingJob, plan: Plan, defaults: PodDefaults) -> dict[s
         spec["imagePullSecrets"] = [{"name": name} for name in template.image_pull_secrets]
     return {
         "metadata": {
-            "labels": {**template.labels, **labels(job.key.name)},
+            "labels": {**template.labels, **labels(job.key.name), LABEL_UID: job.uid},
             "annotations": dict(template.annotations),
         },
         "spec": spec,
@@ -151,15 +170,11 @@ def _container(job: TrainingJob, plan: Plan, defaults: PodDefaults) -> dict[str,
     return container
 
 
-def _own_volumes(job: TrainingJob) -> tuple[dict[str, Any], ...]:
+def _own_volumes(job: TrainingJob, secret: str) -> tuple[dict[str, Any], ...]:
     volumes: list[dict[str, Any]] = [
         {
             "name": "catj-token",
-            "projected": {
-                "sources": [
-                    {"secret": {"name": secret_name(job.key.name), "items": [{"key": "token", "path": "token"}]}}
-                ]
-            },
+            "projected": {"sources": [{"secret": {"name": secret, "items": [{"key": "token", "path": "token"}]}}]},
         },
         {"name": "catj-run", "emptyDir": {}},
         {"name": "catj-tmp", "emptyDir": {}},

@@ -21,9 +21,8 @@ def record_name(job: str) -> str:
     return f"{job}-run"
 
 
-def secret_name(job: str) -> str:
-    """The Secret with the agents' token."""
-    return f"{job}-token"
+LABEL_UID = "costaware.dev/job-uid"
+"""On every pod: the uid of the training job that pays for it."""
 
 
 def labels(job: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from cost_aware_operator.api.job import TrainingJob
-from cost_aware_operator.workload.names import child_metadata, labels
+from cost_aware_operator.workload.names import LABEL_UID, child_metadata, labels
 from cost_aware_trainer.contract import AGENT_PORT, METRICS_PORT
 
 
@@ -18,7 +18,8 @@ def service(job: TrainingJob) -> dict[str, Any]:
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": labels(job.key.name),
+            # pods of a deleted job of this name may still end, under the same host names
+            "selector": {**labels(job.key.name), LABEL_UID: job.uid},
             "ports": [
                 {"name": "agent", "port": AGENT_PORT, "protocol": "TCP"},
                 {"name": "metrics", "port": METRICS_PORT, "protocol": "TCP"},

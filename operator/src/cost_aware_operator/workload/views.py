@@ -7,13 +7,18 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from cost_aware_operator.workload.job import ANNOTATION_TEMPLATE
+from cost_aware_operator.api import FIELD_OWNER
+from cost_aware_operator.workload.job import ANNOTATION_ASKED, ANNOTATION_KEY, ANNOTATION_SECRET, ANNOTATION_TEMPLATE
+from cost_aware_operator.workload.names import LABEL_UID
 from cost_aware_operator.workload.node_labels import INSTANCE_TYPE_LABELS, ZONE_LABELS, is_spot
+from cost_aware_operator.workload.secret import TokenSecret
 
 INDEX_ANNOTATION = "batch.kubernetes.io/job-completion-index"
 IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ErrImagePullBackOff")
 
 
+QUEUE_NAME = "kueue.x-k8s.io/queue-name"
+"""The label, of old an annotation, by which a Job is in a queue of Kueue's."""
 CORDON = "node.kubernetes.io/unschedulable"
 """The taint of a cordoned node."""
 
@@ -52,6 +57,14 @@ class PodView:
     """Its container's exit code; None while it runs."""
     priority: int = 0
     """Its priority."""
+    scheduled_at: datetime | None = None
+    """When it was given its node, by the control plane's clock; None before, or if not told."""
+    is_end_watched: bool = False
+    """Whether `ended_at` is when its deletion was seen, as its node told no end."""
+    owner_uid: str = ""
+    """Uid of the Job that made it; empty of a pod that none did."""
+    job_uid: str = ""
+    """Uid of the training job that pays for it; empty of a pod of before that was written on it."""
     last_message: str = ""
     """What its agent left for the kubelet; see `cost_aware_trainer.contract.TERMINATION_FILE`."""
 
@@ -90,6 +103,10 @@ class ChildJobView:
     """Seconds that its pods may be active; None for no limit."""
     completions: int | None = None
     """Number of its pods."""
+    token: TokenSecret | None = None
+    """The Secret that its pods mount; None of a Job that was made before each had one of its own."""
+    held_by: str = ""
+    """Who else has suspended it; empty where nobody has."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +162,8 @@ def pod_view(document: Mapping[str, Any]) -> PodView | None:
     """A pod of an Indexed Job; None for a pod without an index, which is none of ours."""
     metadata, status = document["metadata"], document.get("status") or {}
     index = (metadata.get("annotations") or {}).get(INDEX_ANNOTATION)
-    if index is None:
+    if index is None or not index.isdecimal() or len(index) > 9:
+        # whoever may edit pods may write anything there
         return None
     containers = status.get("containerStatuses") or []
     state = (containers[0].get("state") or {}) if containers else {}
@@ -172,6 +190,9 @@ def pod_view(document: Mapping[str, Any]) -> PodView | None:
         image_problem=waiting.get("reason") in IMAGE_REASONS,
         exit_code=terminated.get("exitCode"),
         priority=(document.get("spec") or {}).get("priority") or 0,
+        scheduled_at=_condition_time(status, "PodScheduled") if (document.get("spec") or {}).get("nodeName") else None,
+        owner_uid=next((r["uid"] for r in metadata.get("ownerReferences") or () if r.get("controller")), ""),
+        job_uid=(metadata.get("labels") or {}).get(LABEL_UID, ""),
         last_message=terminated.get("message") or "",
     )
 
@@ -211,7 +232,36 @@ def child_job_view(document: Mapping[str, Any]) -> ChildJobView:
         created_at=datetime.fromisoformat(metadata["creationTimestamp"]),
         active_deadline_seconds=document["spec"].get("activeDeadlineSeconds"),
         completions=document["spec"].get("completions"),
+        token=_token_secret(metadata.get("annotations") or {}),
+        held_by=_held_by(document),
     )
+
+
+def _token_secret(annotations: Mapping[str, str]) -> TokenSecret | None:
+    name, version = annotations.get(ANNOTATION_SECRET), annotations.get(ANNOTATION_KEY, "")
+    return TokenSecret(name, int(version)) if name and version.isdecimal() and len(version) < 13 else None
+
+
+def _held_by(document: Mapping[str, Any]) -> str:
+    """Who has suspended a Job that the operator did not ask to be suspended; empty if it was the operator, or nobody."""
+    if not document["spec"].get("suspend"):
+        return ""
+    metadata = document["metadata"]
+    annotations, labels = metadata.get("annotations") or {}, metadata.get("labels") or {}
+    managers = [
+        entry
+        for entry in metadata.get("managedFields") or []
+        if "f:suspend" in ((entry.get("fieldsV1") or {}).get("f:spec") or {}) and entry.get("manager") != FIELD_OWNER
+    ]
+    asked = annotations.get(ANNOTATION_ASKED)
+    # a Job of before this annotation was suspended by the operator, unless somebody else's name is on the field
+    if asked == "true" or (asked is None and not managers):
+        return ""
+    queue = labels.get(QUEUE_NAME) or annotations.get(QUEUE_NAME)
+    if queue:
+        return f"Kueue (queue {queue!r})"
+    newest: Mapping[str, Any] = max(managers, key=lambda entry: str(entry.get("time", "")), default={})
+    return f"{newest['manager']!r}" if newest.get("manager") else "another controller"
 
 
 def node_view(document: Mapping[str, Any]) -> NodeView:

@@ -7,10 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.app.settings import Settings, SettingsError
 from cost_aware_operator.sources.files import defaults_file, price_file
-from cost_aware_operator.sources.rank_endpoints import token
 
 
 def test_a_changed_price_is_in_force_at_the_next_look(tmp_path: Path) -> None:
@@ -48,22 +46,6 @@ def test_pod_defaults_are_read_and_an_unknown_one_is_an_error(tmp_path: Path, ca
     with caplog.at_level(logging.ERROR):
         assert watched.value().image == "mine"
     assert "imgae" in caplog.text
-
-
-def test_a_token_belongs_to_one_job_of_one_name_at_one_time() -> None:
-    key = JobKey("team", "gpt")
-    assert token(b"k", key, "1") == token(b"k", key, "1")
-    assert (
-        len(
-            {
-                token(b"k", key, "1"),
-                token(b"k", key, "2"),
-                token(b"other", key, "1"),
-                token(b"k", JobKey("t", "gpt"), "1"),
-            }
-        )
-        == 4
-    )
 
 
 def test_settings_name_the_variable_that_is_wrong() -> None:

@@ -179,3 +179,60 @@ async def test_a_server_that_is_not_there_is_told() -> None:
     async with aiohttp.ClientSession() as session:
         answers = await PrometheusSource(session, "http://127.0.0.1:9").samples(JobKey("team", "gpt"), PODS, 1)
     assert len(answers.unheard) == 2
+
+
+async def test_no_redirect_of_the_server_is_followed_and_the_token_goes_nowhere_else(tmp_path: Path) -> None:
+    seen: list[str] = []
+    token = tmp_path / "token"
+    token.write_text("secret")
+
+    async def elsewhere(request: web.Request) -> web.Response:
+        seen.append(request.headers.get("Authorization", ""))
+        return await recorded()(request)
+
+    async with serving(elsewhere) as other:
+
+        async def redirects(_: web.Request) -> web.Response:
+            return web.Response(status=307, headers={"Location": f"{other}api/v1/query"})
+
+        async with serving(redirects) as url, aiohttp.ClientSession(auto_decompress=False) as session:
+            source = PrometheusSource(session, url, 2.0, token_file=token)
+            answers = await source.samples(JobKey("team", "gpt"), PODS, 1)
+    assert seen == []
+    assert all("sends elsewhere (307)" in why for why in answers.unheard.values())
+
+
+async def test_what_the_server_says_does_not_get_into_the_reason() -> None:
+    async def says(_: web.Request) -> web.Response:
+        return web.json_response({"status": "error", "error": "DB_PASSWORD=hunter2"}, status=400)
+
+    answers = await asked(says)
+    assert not any("hunter2" in why for why in answers.unheard.values())
+
+
+async def test_series_of_another_address_are_not_the_job_s_whatever_they_call_themselves() -> None:
+    def forged(said: dict[str, Any]) -> None:
+        for answer in said.values():
+            if answer["status"] != "success":
+                continue
+            other = copy.deepcopy(answer["data"]["result"])
+            for one in other:
+                one["metric"] |= {"instance": "10.9.9.9:9400", "namespace": "stranger", "attempt": "7"}
+                one["value"][1] = "999999"
+            answer["data"]["result"] += other
+
+    assert (await asked(recorded(forged))).samples == (await asked(recorded())).samples
+
+
+async def test_where_the_scrape_configuration_hides_the_address_the_pod_s_name_counts() -> None:
+    def named(name: str) -> Callable[[dict[str, Any]], None]:
+        def change(said: dict[str, Any]) -> None:
+            for answer in said.values():
+                for one in answer.get("data", {}).get("result", []):
+                    pods = {"0": "gpt-0-a", "1": "gpt-1-b"}
+                    one["metric"] |= {"instance": "a-node", "pod": name or pods[one["metric"]["rank"]]}
+
+        return change
+
+    assert set((await asked(recorded(named("")))).samples) == {"u", "v"}
+    assert not (await asked(recorded(named("stranger")))).samples

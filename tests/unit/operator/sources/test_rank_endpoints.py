@@ -7,6 +7,7 @@ import gzip
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import aiohttp
@@ -15,8 +16,9 @@ from tests.support.factories.endpoints import pod
 
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.sources import rank_endpoints as ranks
-from cost_aware_operator.sources.metrics_source import Answers
+from cost_aware_operator.sources.metrics_source import AgentAnswers, Answers
 from cost_aware_operator.sources.rank_endpoints import RankEndpoints
+from cost_aware_trainer.contract import Release
 
 Behaviour = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 GOOD = b'catj_rank_step{namespace="n",job="j",attempt="1",rank="0"} 5\n'
@@ -154,3 +156,82 @@ async def test_a_misbehaving_endpoint_is_given_up_in_time_and_named(
     (why,) = answers.unheard.values()
     assert next(iter(answers.unheard)) == "rank 0 (pod gpt-0-a)"
     assert why
+
+
+SECRET = b"DB_PASSWORD=hunter2"
+
+
+def redirects(status: bytes, port: int) -> Behaviour:
+    async def answer(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        where = f"http://127.0.0.1:{port}/".encode()
+        writer.write(
+            b"HTTP/1.1 "
+            + status
+            + b" Elsewhere\r\nLocation: "
+            + where
+            + b"\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        )
+
+    return answer
+
+
+@pytest.mark.parametrize("status", [b"301", b"302", b"303", b"307", b"308"])
+async def test_no_redirect_of_a_pod_is_followed(status: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    async def secret(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        await says(GOOD)(_, writer)
+
+    async with serving(secret) as elsewhere, serving(redirects(status, elsewhere)) as port:
+        answers = await scrape(port, monkeypatch)
+        assert await ends(port, monkeypatch) == {}
+        assert await told(port, monkeypatch) is None
+    assert asked == 0
+    assert answers.samples == {}
+    assert f"the status {status.decode()}, not 200" in answers.unheard["rank 0 (pod gpt-0-a)"]
+
+
+async def told(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "AGENT_PORT", port)
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        endpoints = RankEndpoints(session, 4, timeout_seconds=1.0)
+        assert await endpoints.statuses([pod()]) == AgentAnswers()
+        await endpoints.release([pod()], Release(attempt=1, complete=True), "token")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        SECRET,
+        b"catj_rank_step " + SECRET,
+        b'catj_rank_step{rank="' + SECRET + b'",attempt="1"} 5\n',
+        b'catj_rank_step{rank="0",attempt="1"} 5\ncatj_rank_phase_seconds_total{phase="' + SECRET + b'"} 1\n',
+    ],
+    ids=["text", "value", "label", "phase"],
+)
+async def test_nothing_that_a_pod_says_gets_into_the_reason(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serving(says(body)) as port:
+        answers = await scrape(port, monkeypatch)
+    assert answers.unheard == {"rank 0 (pod gpt-0-a)": "its answer is not a rank's metrics"}
+
+
+async def test_nothing_of_an_answer_that_is_not_http_gets_into_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def raw(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(SECRET + b"\r\n\r\n")
+
+    async with serving(raw) as port:
+        answers = await scrape(port, monkeypatch)
+    assert "hunter2" not in answers.unheard["rank 0 (pod gpt-0-a)"]
+
+
+@pytest.mark.parametrize("address", ["169.254.169.254", "fe80::1", "224.0.0.1", "0.0.0.0", "metadata.internal", None])
+async def test_a_pod_is_asked_at_an_address_that_a_pod_can_have_only(address: str | None) -> None:
+    async with aiohttp.ClientSession(auto_decompress=False) as session:
+        endpoints = RankEndpoints(session, 4, timeout_seconds=1.0)
+        odd = replace(pod(), ip=address)
+        answers = await endpoints.samples(JobKey("n", "j"), [odd], 1)
+        await endpoints.release([odd], Release(attempt=1, complete=True), "token")
+    assert not answers.samples
+    assert all("address" in why for why in answers.unheard.values())

@@ -11,10 +11,12 @@ from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.job import indexed_job, template_hash
 from cost_aware_operator.workload.order import carries_out, run_order
-from cost_aware_operator.workload.secret import secret
+from cost_aware_operator.workload.secret import TokenSecret, secret
 from cost_aware_operator.workload.service import service
 from cost_aware_operator.workload.views import pod_view
 from cost_aware_trainer.contract import ENV_ENDS_FOLDER, ENV_POD_UID, ENV_PRELOAD, MEMORY_FOLDER, RunOrder
+
+TOKEN = TokenSecret("catj-uid-suffix", 1)
 
 
 def plan_of(given) -> Plan:
@@ -25,7 +27,7 @@ def plan_of(given) -> Plan:
 
 def built(**spec: Any) -> dict[str, Any]:
     given = job(**spec)
-    return indexed_job(given, plan_of(given), PodDefaults(), suspend=False)
+    return indexed_job(given, plan_of(given), PodDefaults(), TOKEN, suspend=False)
 
 
 def test_pods_meet_the_restricted_pod_security_standard() -> None:
@@ -90,7 +92,7 @@ def test_the_job_s_own_template_wins_over_the_installation_s_defaults() -> None:
     given = job(
         template={"image": "mine", "env": [{"name": "A", "value": "9"}], "labels": {"kueue.x-k8s.io/queue-name": "q"}}
     )
-    document = indexed_job(given, plan_of(given), defaults, suspend=False)
+    document = indexed_job(given, plan_of(given), defaults, TOKEN, suspend=False)
     container = document["spec"]["template"]["spec"]["containers"][0]
     environment = {e["name"]: e.get("value") for e in container["env"]}
     assert container["image"] == "mine"
@@ -101,9 +103,9 @@ def test_the_job_s_own_template_wins_over_the_installation_s_defaults() -> None:
 def test_children_go_with_their_job() -> None:
     given = job()
     for document in (
-        indexed_job(given, plan_of(given), PodDefaults(), suspend=False),
+        indexed_job(given, plan_of(given), PodDefaults(), TOKEN, suspend=False),
         service(given),
-        secret(given, "t"),
+        secret(given, TOKEN.name, "t"),
     ):
         assert document["metadata"]["ownerReferences"][0]["uid"] == given.uid
 
@@ -129,7 +131,7 @@ def test_copies_in_memory_are_asked_for_and_lie_where_a_pod_has_memory_of_its_ow
     order = run_order(given, plan_of(given), 3)
     assert order.plan is not None
     assert order.plan.checkpoint.redundancy == "parity"
-    spec = indexed_job(given, plan_of(given), PodDefaults(), suspend=False)["spec"]["template"]["spec"]
+    spec = indexed_job(given, plan_of(given), PodDefaults(), TOKEN, suspend=False)["spec"]["template"]["spec"]
     (mount,) = (m for m in spec["containers"][0]["volumeMounts"] if MEMORY_FOLDER.startswith(m["mountPath"]))
     (volume,) = (v for v in spec["volumes"] if v["name"] == mount["name"])
     assert volume["emptyDir"] == {"medium": "Memory"}
@@ -182,3 +184,14 @@ def test_what_an_agent_left_for_the_kubelet_is_read() -> None:
     view = pod_view(document)
     assert view is not None
     assert (view.succeeded, view.last_message, view.problem) == (True, "{}", "")
+
+
+def test_a_job_made_again_under_a_name_does_not_meet_the_pods_of_the_one_before() -> None:
+    given = job()
+    again = replace(given, uid="another")
+    pods = [
+        indexed_job(one, plan_of(one), PodDefaults(), TOKEN, suspend=False)["spec"]["template"]["metadata"]["labels"]
+        for one in (given, again)
+    ]
+    chosen = [service(one)["spec"]["selector"] for one in (given, again)]
+    assert [[wants.items() <= has.items() for has in pods] for wants in chosen] == [[True, False], [False, True]]

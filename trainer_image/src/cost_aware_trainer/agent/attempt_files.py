@@ -24,7 +24,13 @@ from cost_aware_trainer.contract import (
 )
 from cost_aware_trainer.contract.rank_environment import write_atomically
 
-DEFAULT_ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
+DEFAULT_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    # CUDA memory grows in place: micro-batches and layouts of other sizes leave no holes that nothing fits into
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    # a rank whose collective fails ends at once with its reason, so that the agent can name it
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+}
 """Variables of ranks, unless the pod sets them otherwise."""
 PULSES = "pulses"
 """Folder of the ranks' heartbeats, inside the attempt's folder."""

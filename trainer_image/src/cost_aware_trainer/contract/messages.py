@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -15,6 +16,14 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+MAX_TEXT = 65_536
+"""Longest text in a message, in characters."""
+MAX_INTEGER = 2**63 - 1
+"""Largest whole number in a message, either way: no reader of another language and no API server takes more."""
+MAX_ITEMS = 10_000
+"""Longest list in a message."""
+MAX_SHOWN = 80
+"""Characters of a wrong value that an error shows."""
 _SINCE = "since"
 ADDED_IN_2: Mapping[str, int] = {_SINCE: 2}
 """Metadata of fields that version 2 of the contract added. They are not written while they have their defaults: older readers are
@@ -49,9 +58,11 @@ class Message:
             ContractError: not JSON, not an object, or a field is unknown, missing or of the wrong kind.
         """
         try:
-            document = json.loads(text)
+            document = json.loads(text, parse_constant=_no_number)
+        except RecursionError:
+            raise ContractError(f"{cls.__name__}: not a message: nested too deeply") from None
         except ValueError as error:
-            raise ContractError(f"{cls.__name__}: not JSON: {error}") from None
+            raise ContractError(f"{cls.__name__}: not JSON: {str(error)[:MAX_SHOWN]}") from None
         return cls.from_document(document)
 
     @classmethod
@@ -81,16 +92,51 @@ def _read(kind: Any, value: object, where: str) -> object:
     if origin is tuple:
         if not isinstance(value, list | tuple):
             raise ContractError(f"{where}: expected a list, got {type(value).__name__}")
+        if len(value) > MAX_ITEMS:
+            raise ContractError(f"{where}: expected at most {MAX_ITEMS} items, got {len(value)}")
         return tuple(_read(arguments[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if isinstance(kind, type) and issubclass(kind, StrEnum):
         if value not in [member.value for member in kind]:
-            raise ContractError(f"{where}: expected one of {', '.join(kind)}, got {value!r}")
+            raise ContractError(f"{where}: expected one of {', '.join(kind)}, got {_shown(value)}")
         return kind(value)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, kind) or (kind in (int, float) and isinstance(value, bool)):
-        raise ContractError(f"{where}: expected {kind.__name__}, got {value!r}")
+    return _read_scalar(kind, value, where)
+
+
+def _read_scalar(kind: type, value: object, where: str) -> object:
+    """Reads a number, a text or a truth value; every number is finite and small enough, every text short enough to be stored."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if is_number and isinstance(value, int) and abs(value) > MAX_INTEGER:
+        raise ContractError(f"{where}: expected a number of at most {MAX_INTEGER} either way")
+    if kind is float and is_number:
+        number = float(typing.cast("float", value))
+        if not math.isfinite(number):
+            raise ContractError(f"{where}: expected a finite number, got {number}")
+        return number
+    if not isinstance(value, kind) or (kind is int and not is_number):
+        raise ContractError(f"{where}: expected {kind.__name__}, got {_shown(value)}")
+    if isinstance(value, str):
+        _check_text(value, where)
     return value
+
+
+def _check_text(text: str, where: str) -> None:
+    if len(text) > MAX_TEXT:
+        raise ContractError(f"{where}: expected at most {MAX_TEXT} characters, got {len(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ContractError(f"{where}: expected text, got half of a surrogate pair") from None
+
+
+def _no_number(name: str) -> typing.NoReturn:
+    raise ValueError(f"{name} is not a number of JSON")
+
+
+def _shown(value: object) -> str:
+    """The kind of a wrong value, and its beginning where it is a text: an error must not be as long as what it refuses."""
+    if isinstance(value, str):
+        return repr(value[:MAX_SHOWN])
+    return repr(value) if isinstance(value, bool | int | float | None) else type(value).__name__
 
 
 def _read_message(kind: type, value: object, where: str) -> object:
@@ -99,7 +145,7 @@ def _read_message(kind: type, value: object, where: str) -> object:
     fields = {f.name: f for f in dataclasses.fields(kind)}
     unknown = sorted(set(value) - set(fields))
     if unknown:
-        raise ContractError(f"{where}: unknown field {unknown[0]!r}; known are {', '.join(fields)}")
+        raise ContractError(f"{where}: unknown field {_shown(unknown[0])}; known are {', '.join(fields)}")
     for name, declared in fields.items():
         required = declared.default is dataclasses.MISSING and declared.default_factory is dataclasses.MISSING
         if required and name not in value:

@@ -11,7 +11,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
 from cost_aware_trainer.telemetry.traffic import Axis, Traffic
 
-_WAITING = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
+WAITING = ("unshard", "wait_for_unshard", "post_backward", "finalize_backward")
 """Methods of torch 2.15 that gather weights, wait for them, scatter gradients, and wait for those. Gathers and scatters that run
 behind computation take only the time of their launch and copies here."""
 
@@ -19,7 +19,7 @@ behind computation take only the time of their launch and copies here."""
 @contextmanager
 def waits_timed(traffic: Traffic) -> Iterator[None]:
     """Counts the waits of fully_shard inside the block as exposed on the data axis."""
-    originals = {name: getattr(FSDPParamGroup, name) for name in _WAITING}
+    originals = {name: getattr(FSDPParamGroup, name) for name in WAITING}
     depth = [0]
 
     def timed(original: Callable[..., Any]) -> Callable[..., Any]:

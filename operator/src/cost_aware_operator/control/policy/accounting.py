@@ -6,6 +6,7 @@ from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.control.reading.reading import Reading
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.costs.search.combinations import HOURS_A_MONTH, Work
+from cost_aware_operator.ledger.accounts import LAG_SECONDS
 from cost_aware_operator.ledger.ledger import Cause, Fees, LedgerState, PodFacts, TrainedSteps, accrue
 from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.planning.presets import shape_of
@@ -17,8 +18,11 @@ from cost_aware_trainer.contract import AgentPhase, Phase
 def booked(reading: Reading) -> LedgerState:
     """The ledger with every pod accounted to now or to its end."""
     facts = reading.facts
-    pods = [one for pod in (*facts.pods, *facts.departed) if (one := _pod_facts(reading, pod)) is not None]
-    return accrue(facts.record.ledger, pods, progress_of(reading), facts.now, fees_now(facts), facts.told_ends)
+    pods = [
+        one for pod in (*facts.pods, *facts.former, *facts.departed) if (one := _pod_facts(reading, pod)) is not None
+    ]
+    progress, fees = progress_of(reading), fees_now(facts)
+    return accrue(facts.record.ledger, pods, progress, facts.now, fees, facts.told_ends, LAG_SECONDS)
 
 
 def fees_now(facts: Facts) -> Fees:
@@ -65,6 +69,8 @@ def _pod_facts(reading: Reading, pod: PodView) -> PodFacts | None:
         instance_type=node.instance_type if node else None,
         zone=node.zone if node else None,
         price=reading.prices.get(pod.uid),
+        scheduled_at=pod.scheduled_at or pod.created_at,
+        is_end_watched=pod.is_end_watched,
         attempt=max((s.attempt for s in samples), default=0),
         phase_seconds=phases,
         sent_bytes=sum(s.communication_bytes for s in samples),

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 
 from cost_aware_operator.adjusting.changes import described
 from cost_aware_operator.control.reading.facts import Facts
-from cost_aware_operator.control.reading.run_record import RunRecord
+from cost_aware_operator.control.reading.run_record import KEY_ORDER, RunRecord
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_operator.workload.order import carries_out
 from cost_aware_operator.workload.views import PodView
@@ -22,6 +22,8 @@ FRUITLESS_LIMIT = 5
 """Attempts in a row without a new checkpoint, after which the run is given up: something ends it every time."""
 LONG_ATTEMPT = timedelta(minutes=30)
 """An attempt that lived this long was not fruitless, whether or not its checkpoints could be seen."""
+MOST_NAMED = 4
+"""Pods that a message names."""
 RETRY_SECONDS = (0, 5, 15, 30, 60)
 """How long to wait before the next attempt, by the number of fruitless ones before it."""
 
@@ -52,6 +54,8 @@ class Tell:
 
     uids: tuple[str, ...]
     """Uids of their pods."""
+    why: str = ""
+    """Why some of them refuse it; empty while none does."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,7 @@ Step = Wait | Start | Tell | Steady | Complete | GiveUp
 
 def next_step(facts: Facts, record: RunRecord, plan: Plan) -> Step:
     """The next step of the newest attempt. The first check that has an answer decides."""
-    for check in (completed, _invalid, _fruitless, _absent, _changed, _untold, _replaced, _ended):
+    for check in (completed, _invalid, _fruitless, _unreadable, _absent, _changed, _untold, _replaced, _ended):
         step = check(facts, record, plan)
         if step is not None:
             return step
@@ -142,6 +146,20 @@ def _lost_a_pod(facts: Facts, record: RunRecord) -> bool:
     return any(record.members.get(p.index) not in (None, p.uid) for p, _ in _current(facts))
 
 
+def _unreadable(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
+    """Agents that cannot be worked with, for longer than a start may take: their pods are paid for, and nothing will come of it."""
+    limit = facts.job.spec.startup_deadline_seconds
+    lasting = [one for one in facts.unread if one.seconds >= limit]
+    if not lasting:
+        return None
+    said = "; ".join(f"pod {one.pod}: {one.why}" for one in lasting[:MOST_NAMED])
+    return GiveUp(
+        "AgentUnreadable",
+        f"{said}. It has been so for spec.startupDeadlineSeconds ({limit}). Write an image in spec.template.image whose "
+        "cost_aware_trainer is of this operator's version",
+    )
+
+
 def _absent(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
     present = {pod.index for pod, _ in _current(facts)}
     missing = sorted(set(range(plan.nodes)) - present)
@@ -150,8 +168,10 @@ def _absent(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
     problems = [
         f"pod {p.name}: {p.problem}" for p in facts.pods if p.index in missing and p.problem and p.ended_at is None
     ]
+    unread = [one for one in facts.unread if one.uid in {p.uid for p in facts.pods if p.index in missing}]
+    problems += [f"pod {one.pod}: {one.why}" for one in unread[:MOST_NAMED]]
     image = any(p.image_problem for p in facts.pods if p.index in missing)
-    reason = "ImagePullFailing" if image else "WaitingForPods"
+    reason = "ImagePullFailing" if image else "AgentUnreadable" if unread else "WaitingForPods"
     said = "; ".join(problems) or f"{len(present)} of {plan.nodes} pods are up"
     if not problems and not facts.pods and facts.child is not None:
         said += f"; if that lasts, `kubectl describe job {facts.job.key.name} -n {facts.job.key.namespace}` says why"
@@ -194,7 +214,11 @@ def _untold(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
         return None
     told = set(members.values())
     behind = tuple(p.uid for p, agent in _current(facts) if p.uid in told and agent.attempt < record.attempt)
-    return Tell(behind) if behind else None
+    if behind and KEY_ORDER in facts.unknown_fields:
+        # an order of a newer operator: nobody can be told of it here
+        return Start(members, "the order of the attempt before cannot be read")
+    refusing = [f"pod {one.pod}: {one.why}" for one in facts.unread if one.uid in behind]
+    return Tell(behind, "; ".join(refusing[:MOST_NAMED])) if behind else None
 
 
 def _replaced(facts: Facts, record: RunRecord, plan: Plan) -> Step | None:
@@ -238,6 +262,7 @@ def _after_pause(facts: Facts, record: RunRecord, members: dict[int, str], why: 
 def _said(agent: AgentStatus) -> str:
     """An agent's own words in one line; a traceback is cut to the exception that ends it."""
     text = (agent.result.message if agent.result is not None else "") or agent.message or agent.phase.value
+    text = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     exceptions = [line for line in lines if re.search(r"\b\w*(Error|Exception|Interrupt)\b.*:|killed|signal", line)]
     return (exceptions or lines or [text])[-1][:500]

@@ -8,17 +8,20 @@ from dataclasses import replace
 from datetime import timedelta
 
 from cost_aware_operator.adjusting.changes import Kind, under_way
+from cost_aware_operator.api.job import ANNOTATION_AGAIN
 from cost_aware_operator.api.spec import OnExhausted
 from cost_aware_operator.control.policy import attempts
 from cost_aware_operator.control.policy.accounting import booked, budget_left_usd
 from cost_aware_operator.control.policy.adjusting import failed_change, why_given_up
 from cost_aware_operator.control.policy.checkpoint_interval import saves_seen
-from cost_aware_operator.control.policy.decision import Decision, Outcome
+from cost_aware_operator.control.policy.decision import SUSPENDED_BY_ANOTHER, Decision, Outcome
 from cost_aware_operator.control.policy.running import LAUNCH_SECONDS, decision_of, failed, run_on
+from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.control.reading.reading import Reading
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.planning.plan import Plan, Refusal, planning_key
 from cost_aware_operator.workload.job import template_hash
+from cost_aware_operator.workload.views import ChildJobView
 from cost_aware_trainer.contract import AgentPhase
 
 CLEARING_SECONDS = 3.0
@@ -142,6 +145,20 @@ def refused(reading: Reading, record: RunRecord) -> Decision | None:
     return rejected(reading, record, reading.answer) if isinstance(reading.answer, Refusal) else None
 
 
+def already_trained(reading: Reading, record: RunRecord) -> Decision | None:
+    """An earlier job of this name did the same to its end and was deleted in its time: nobody asked for it to be paid twice."""
+    facts = reading.facts
+    bill = facts.done_before
+    if bill is None or record.attempt > 0 or facts.child is not None or facts.job.trains_again:
+        return None
+    message = (
+        f"a job of this name (uid {bill.uid}) trained the same to its end for ${bill.ledger.accrued_usd:,.2f}, and was deleted when "
+        f"ttlSecondsAfterFinished was over; its checkpoints are in {bill.folder}. It is not trained and paid again without a word: "
+        f'take the manifest out of what applies it, or say so by the annotation {ANNOTATION_AGAIN}: "true"'
+    )
+    return rejected(reading, record, Refusal("AlreadyTrained", message))
+
+
 def volume_missing(reading: Reading, record: RunRecord) -> Decision | None:
     """A volume that the manifest names is not there, and no pod waits for it yet."""
     facts = reading.facts
@@ -202,7 +219,7 @@ def change_failed(reading: Reading, record: RunRecord, plan: Plan) -> Decision |
     ending = last is not None and last.kind in (Kind.MOVE, Kind.SHRINK) and record.attempt < last.attempt
     why = ("" if ending else attempts.why_ended(facts, record)) or why_given_up(facts, record)
     back = failed_change(record, why) if why else None
-    return _first((pods_outdated, running), reading, back) if back is not None and back.plan is not None else None
+    return _first((pods_outdated, held, running), reading, back) if back is not None and back.plan is not None else None
 
 
 @_with_plan
@@ -213,7 +230,8 @@ def pods_outdated(reading: Reading, record: RunRecord, plan: Plan) -> Decision |
     """
     facts = reading.facts
     child = facts.child
-    if child is None or not (child.deleting or child.template_hash != template_hash(facts.job, plan)):
+    outdated = child is not None and child.template_hash != template_hash(facts.job, plan)
+    if child is None or not (child.deleting or outdated or _token_outdated(facts, child)):
         return None
     if child.deleting or all(p.ended_at is not None for p in facts.pods):
         return decision_of(
@@ -232,6 +250,29 @@ def pods_outdated(reading: Reading, record: RunRecord, plan: Plan) -> Decision |
     )
 
 
+def _token_outdated(facts: Facts, child: ChildJobView) -> bool:
+    """Whether the Job's pods have a token that cannot be derived any more, or could have one of a newer key without ending any."""
+    version = child.token.key_version if child.token is not None else 1
+    if version not in facts.key_versions:
+        return True
+    idle = child.suspended and all(p.ended_at is not None for p in facts.pods)
+    return idle and version != max(facts.key_versions)
+
+
+@_with_plan
+def held(reading: Reading, record: RunRecord, plan: Plan) -> Decision | None:
+    """Somebody else, a queue for example, has suspended the Job: the run waits until they resume it."""
+    child = reading.facts.child
+    if child is None or not child.held_by:
+        return None
+    message = (
+        f"{child.held_by} has suspended Job {reading.facts.job.key.name!r}; the run goes on from its newest checkpoint when "
+        "that is taken back (spec.suspend of the Job)"
+    )
+    stopped = _stopped(reading, record, plan, Outcome.SUSPENDED)
+    return replace(stopped, reason=SUSPENDED_BY_ANOTHER, message=message)
+
+
 @_with_plan
 def running(reading: Reading, record: RunRecord, plan: Plan) -> Decision:
     """Pods are up or about to be: start attempts, let them train, adjust."""
@@ -242,6 +283,7 @@ CHAIN: tuple[Check, ...] = (
     name_taken,
     finished,
     refused,
+    already_trained,
     volume_missing,
     folder_in_use,
     pods_failed,
@@ -250,6 +292,7 @@ CHAIN: tuple[Check, ...] = (
     suspended,
     change_failed,
     pods_outdated,
+    held,
     running,
 )
 """The policy in order. A job without a plan goes no further than `refused`."""

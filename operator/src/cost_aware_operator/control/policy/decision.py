@@ -10,6 +10,9 @@ from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.planning.plan import Plan
 from cost_aware_trainer.contract import RunOrder, RunResult
 
+SUSPENDED_BY_ANOTHER = "SuspendedByAnother"
+"""The reason of a run whose Job was suspended by others than its owner and its budget."""
+
 
 class Outcome(StrEnum):
     """What a job is doing, as decided; the value is the reason of the condition Running."""

@@ -50,7 +50,7 @@ def decision_of(
     """A decision with what follows from record and plan: the number of pods, and whether the record must be saved now."""
     facts = reading.facts
     # a pod that has just ended cannot be found out about again
-    ended = bool(facts.departed) or any(p.ended_at is not None for p in facts.pods)
+    ended = bool(facts.departed) or any(p.ended_at is not None for p in (*facts.pods, *facts.former))
     return Decision(
         record=record,
         order=order or facts.order,
@@ -109,8 +109,9 @@ def run_on(reading: Reading, record: RunRecord, plan: Plan) -> Decision:
             return _completed(reading, record, plan, result)
         case attempts.Start(members, why):
             return _started(reading, record, plan, members, why)
-        case attempts.Tell(uids):
-            return _launching(reading, record, plan, "telling the agents", tell=uids)
+        case attempts.Tell(uids, why):
+            said = f"telling the agents; {why}" if why else "telling the agents"
+            return _launching(reading, record, plan, said, tell=uids)
         case attempts.Wait(reason, message):
             return _waiting(reading, record, plan, reason, message)
     # a user's own program may tell no steps: that torchrun runs is all that can be known

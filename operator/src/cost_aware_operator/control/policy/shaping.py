@@ -49,7 +49,8 @@ def shaping_of(facts: Facts, decision: Decision) -> Shaping | None:
         return MakeJob(decision.plan) if decision.want_pods and decision.plan is not None else None
     if decision.replace_child:
         return None if child.deleting else DeleteJob(child.uid)
-    if child.complete or child.failure is not None or child.deleting:
+    if child.complete or child.failure is not None or child.deleting or child.held_by:
+        # a Job that others have suspended is theirs to resume
         return None
     wanted = SetJob(
         suspend=not decision.want_pods,

@@ -10,10 +10,13 @@ from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.observing.samples import RankSample
 from cost_aware_operator.observing.validity import Limits, why_refused
 from cost_aware_operator.planning.presets import shape_of
-from cost_aware_operator.sources.metrics_source import Answers, rank_name
+from cost_aware_operator.sources.metrics_source import AgentAnswers, Answers, rank_name
 from cost_aware_operator.workload.views import PodView
-from cost_aware_trainer.contract import AgentPhase, ContractError, RunResult
+from cost_aware_trainer.contract import AgentPhase, AgentStatus, ContractError, RunResult
 
+ATTEMPTS_AHEAD = 1000
+"""How far an agent's attempt may be beyond the newest that is known here: a record that was lost forgets attempts. Without a bound,
+a pod could have numbers given out that no API server takes."""
 Samples = Mapping[str, tuple[RankSample, ...]]
 
 
@@ -47,6 +50,42 @@ def believed(
             taken.add(sample.rank)
             fresh[uid] = (*fresh.get(uid, ()), sample)
     return fresh, unheard
+
+
+def believed_agents(
+    job: TrainingJob, pods: Iterable[PodView], answers: AgentAnswers, newest: int
+) -> tuple[dict[str, AgentStatus], dict[str, str]]:
+    """The agents' answers that can be true, by pod uid; and for every other pod with an answer why that is not believed.
+
+    `newest` is the newest attempt that was given out, as far as the record and the status know.
+    """
+    by_uid = {pod.uid: pod for pod in pods}
+    unread = {uid: why for uid, why in answers.unread.items() if uid in by_uid}
+    found: dict[str, AgentStatus] = {}
+    for uid, status in answers.statuses.items():
+        why = _why_not(job, by_uid[uid], status, newest) if uid in by_uid else ""
+        if why:
+            unread[uid] = f"the answer of its agent cannot be true: {why}"
+        elif uid in by_uid:
+            found[uid] = status
+    return found, unread
+
+
+def _why_not(job: TrainingJob, pod: PodView, status: AgentStatus, newest: int) -> str:
+    """Why an agent's answer cannot be true; empty if it can."""
+    if status.index != pod.index:
+        return f"it is of the pod of index {status.index}"
+    if not 0 <= status.attempt <= newest + ATTEMPTS_AHEAD:
+        return f"its attempt is {status.attempt}, and {newest} is the newest that was given out"
+    config, result = job.spec.trainer.config, status.result
+    if result is None:
+        return ""
+    last = config.steps if config is not None else None
+    if min(result.step, result.total_steps, result.samples) < 0 or result.save_seconds < 0:
+        return "its result has a number below 0"
+    if last is not None and max(result.step, result.total_steps) > last:
+        return f"its result has a step beyond the last, {last}"
+    return ""
 
 
 def left_result(pods: Iterable[PodView]) -> RunResult | None:

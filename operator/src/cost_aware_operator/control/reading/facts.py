@@ -9,6 +9,7 @@ from datetime import datetime
 from cost_aware_operator.api.job import TrainingJob
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.costs.tables.prices import PriceBook
+from cost_aware_operator.ledger.bill import Bill
 from cost_aware_operator.observing.samples import RankSample, Scrape
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.views import ChildJobView, NodeView, PodView
@@ -38,6 +39,20 @@ class Unheard:
 
 
 @dataclass(frozen=True)
+class Unread:
+    """An agent that cannot be worked with: its answer is not one, or it refuses orders."""
+
+    uid: str
+    """Its pod's uid."""
+    pod: str
+    """Its pod's name."""
+    why: str
+    """What is wrong, in words of our own."""
+    seconds: float
+    """Seconds for which it has been so."""
+
+
+@dataclass(frozen=True)
 class Facts:
     """One job's world at one moment, gathered once and never rewritten."""
 
@@ -63,6 +78,18 @@ class Facts:
     """Prices of today."""
     defaults: PodDefaults
     """What the installation adds to every pod."""
+    former: tuple[PodView, ...] = ()
+    """Pods of this job whose Job is gone: they end, and are paid for until they have."""
+    bill: Bill | None = None
+    """The job's bill; None before the first."""
+    done_before: Bill | None = None
+    """The bill of an earlier job that trained the same to its end; looked for only before the first pod is made."""
+    unknown_fields: tuple[str, ...] = ()
+    """Fields of the record and the bill that this operator does not know, and keeps."""
+    clock_problem: str = ""
+    """What is wrong with the operator's clock or the API server's; empty while nothing is."""
+    key_versions: frozenset[int] = frozenset({1})
+    """Versions of the operator's keys, from which tokens are derived."""
     missing_claims: tuple[MissingClaim, ...] = ()
     """Volumes that the manifest names and that are not there."""
     obstacle: str = ""
@@ -77,6 +104,8 @@ class Facts:
     """The recent history of samples, newest last."""
     unheard: tuple[Unheard, ...] = ()
     """Ranks without metrics that can be believed."""
+    unread: tuple[Unread, ...] = ()
+    """Agents that cannot be worked with."""
     told_ends: Mapping[str, datetime] = field(default_factory=dict)
     """Ends of pods that vanished unseen, by uid, as the agents left word of them."""
     cluster_nodes: tuple[NodeView, ...] | None = None

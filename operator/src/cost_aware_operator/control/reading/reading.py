@@ -103,7 +103,7 @@ class Reading:
     @cached_property
     def prices(self) -> Mapping[str, Price]:
         """Prices of the nodes under the pods, by pod uid; pods whose node has no known price are left out."""
-        pods = (*self.facts.pods, *self.facts.departed)
+        pods = (*self.facts.pods, *self.facts.former, *self.facts.departed)
         return {pod.uid: price for pod in pods if (price := _price(self.facts, pod)) is not None}
 
     @cached_property

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Mapping
 from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict
@@ -11,7 +13,8 @@ from cost_aware_operator.adjusting.situation import Window
 from cost_aware_operator.ledger.blocks import Baseline
 from cost_aware_operator.ledger.ledger import LedgerState
 from cost_aware_operator.planning.plan import Plan
-from cost_aware_trainer.contract import RunOrder, RunResult
+from cost_aware_operator.workload.secret import TokenSecret
+from cost_aware_trainer.contract import ContractError, RunOrder, RunResult
 
 KEY_RECORD = "record.json"
 KEY_ORDER = "order.json"
@@ -21,7 +24,7 @@ KEY_RESULT = "result.json"
 class Considered(BaseModel):
     """The newest search for another plan, and why it changed nothing."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     attempt: int
     """The attempt that was running."""
@@ -38,7 +41,7 @@ class Considered(BaseModel):
 class Saves(BaseModel):
     """Checkpoints that were seen in one attempt."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     attempt: int = 0
     """The attempt that they are counted in."""
@@ -53,7 +56,7 @@ class Saves(BaseModel):
 class Pace(BaseModel):
     """The newest whole window's measurements, which are needed when the ranks cannot go on."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     plan: str
     """The plan that was measured (`plan_key`)."""
@@ -67,7 +70,7 @@ class RunRecord(BaseModel):
     It is written before what it says is acted on: an operator that dies in between repeats the act, which is harmless.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="allow")
 
     attempt: int = 0
     """Number of the newest attempt; 0 before the first."""
@@ -111,6 +114,8 @@ class RunRecord(BaseModel):
     """Nodes that were about to end, with the uid of the pod that was moved off each."""
     interval_reason: str = ""
     """Why the newest order saves as often as it does."""
+    token: TokenSecret | None = None
+    """The Secret with the token of the newest Job's pods; its name is saved before it is made."""
     ledger: LedgerState = LedgerState()
     """The books."""
 
@@ -128,10 +133,36 @@ def to_data(record: RunRecord, order: RunOrder | None, result: RunResult | None)
 def from_data(data: dict[str, str]) -> tuple[RunRecord, RunOrder | None, RunResult | None]:
     """Reads the ConfigMap's data.
 
+    Fields that a newer operator wrote are kept in the record. An order or a result that cannot be read is none: the next attempt has
+    an order of its own, and a result can be asked for again.
+
     Raises:
-        ValueError: somebody changed it into something else.
+        ValueError: somebody changed the record into something else.
     """
     record = RunRecord.model_validate_json(data[KEY_RECORD]) if KEY_RECORD in data else RunRecord()
-    order = RunOrder.from_json(data[KEY_ORDER]) if KEY_ORDER in data else None
-    result = RunResult.from_json(data[KEY_RESULT]) if KEY_RESULT in data else None
+    order: RunOrder | None = None
+    result: RunResult | None = None
+    with contextlib.suppress(ContractError):
+        order = RunOrder.from_json(data[KEY_ORDER]) if KEY_ORDER in data else None
+    with contextlib.suppress(ContractError):
+        result = RunResult.from_json(data[KEY_RESULT]) if KEY_RESULT in data else None
     return record, order, result
+
+
+def kept_from(data: Mapping[str, str], order: RunOrder | None, result: RunResult | None) -> dict[str, str]:
+    """Entries of the ConfigMap that were not read; they are written back as they are."""
+    read = (
+        {KEY_RECORD} | ({KEY_ORDER} if order is not None else set()) | ({KEY_RESULT} if result is not None else set())
+    )
+    return {name: text for name, text in data.items() if name not in read}
+
+
+def unknown_in(value: object, where: str) -> tuple[str, ...]:
+    """Paths of fields that no model here knows, which were read nevertheless."""
+    if isinstance(value, BaseModel):
+        extra = tuple(f"{where}.{name}" for name in value.model_extra or {})
+        inner = (unknown_in(getattr(value, name), f"{where}.{name}") for name in type(value).model_fields)
+        return (*extra, *(path for paths in inner for path in paths))
+    if isinstance(value, tuple):
+        return tuple(path for i, one in enumerate(value) for path in unknown_in(one, f"{where}.{i}"))
+    return ()

@@ -180,7 +180,7 @@ def _straggling(reading: Reading, decision: Decision) -> list[Row]:
 def _ends(reading: Reading, decision: Decision) -> list[Row]:
     now_true: dict[ConditionType, tuple[str, str]] = {}
     if decision.outcome is Outcome.SUSPENDED:
-        now_true[ConditionType.SUSPENDED] = ("SuspendedByOwner", message_of(reading, decision))
+        now_true[ConditionType.SUSPENDED] = (decision.reason or "SuspendedByOwner", message_of(reading, decision))
     elif decision.outcome is Outcome.BUDGET_EXHAUSTED:
         spent = f"${decision.record.ledger.accrued_usd:,.2f} of the budget's dollars are spent; {message_of(reading, decision)}"
         now_true[ConditionType.SUSPENDED] = ("BudgetExhausted", spent)
@@ -204,6 +204,23 @@ def _ends(reading: Reading, decision: Decision) -> list[Row]:
     return rows
 
 
+def _booked(reading: Reading, decision: Decision) -> list[Row]:
+    """Whether the books can be kept as they should; told once something is wrong."""
+    facts = reading.facts
+    if facts.clock_problem:
+        return [(ConditionType.BOOKED, ConditionStatus.FALSE, "ClockOff", facts.clock_problem)]
+    if facts.unknown_fields:
+        names = ", ".join(facts.unknown_fields[:4]) + (", …" if len(facts.unknown_fields) > 4 else "")
+        message = (
+            f"the run's record has what this operator does not know, and keeps: {names}. A newer operator wrote it: upgrade this "
+            "one, or go on without what it says"
+        )
+        return [(ConditionType.BOOKED, ConditionStatus.FALSE, "FieldsUnknown", message[:1024])]
+    if find(facts.job.status.conditions, ConditionType.BOOKED) is None:
+        return []
+    return [(ConditionType.BOOKED, ConditionStatus.TRUE, "BooksKept", "every second of the pods is booked")]
+
+
 def _nearly_spent(reading: Reading, decision: Decision) -> str:
     """What to say when most of the budget is gone and the run goes on; empty before."""
     budget = reading.facts.job.spec.budget
@@ -214,4 +231,4 @@ def _nearly_spent(reading: Reading, decision: Decision) -> str:
     return f"more than {WARNED_SHARE:.0%} of spec.budget.totalUSD (${total:,.2f}) is spent; at 100 % the run checkpoints and stops"
 
 
-ROWS = (_planned, _priced, _trains, _efficient, _observed, _disrupted, _adjusting, _straggling, _ends)
+ROWS = (_planned, _priced, _trains, _efficient, _observed, _disrupted, _adjusting, _straggling, _booked, _ends)

@@ -13,7 +13,13 @@ _BAD_WHEN_TRUE = (
     ConditionType.STRAGGLING,
     ConditionType.DISRUPTED,
 )
-_BAD_WHEN_FALSE = (ConditionType.PLANNED, ConditionType.PRICE_KNOWN, ConditionType.EFFICIENT, ConditionType.OBSERVED)
+_BAD_WHEN_FALSE = (
+    ConditionType.PLANNED,
+    ConditionType.PRICE_KNOWN,
+    ConditionType.EFFICIENT,
+    ConditionType.OBSERVED,
+    ConditionType.BOOKED,
+)
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ from cost_aware_operator.control.reading.facts import Facts
 from cost_aware_operator.control.reading.reading import Reading
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.costs.tables.hardware import HardwareError, NumberFormat
+from cost_aware_operator.ledger.accounts import LAG_SECONDS
 from cost_aware_operator.ledger.blocks import by_block, saved, total_usd
 from cost_aware_operator.ledger.ledger import Cause
 from cost_aware_operator.planning.plan import Plan
@@ -273,7 +274,9 @@ def cost_status(reading: Reading, record: RunRecord, progress: ProgressStatus | 
     if record.ended_at is not None:
         projected = accrued
     elif progress is not None and progress.estimated_remaining_seconds is not None and hourly is not None:
-        projected = accrued + hourly * progress.estimated_remaining_seconds / 3600.0
+        # what runs is booked a little late
+        seconds = progress.estimated_remaining_seconds + LAG_SECONDS
+        projected = accrued + hourly * seconds / 3600.0
     unpriced_only = ledger.unpriced_pod_seconds >= ledger.pod_seconds
     return CostStatus(
         accrued_usd=round(accrued, 6),

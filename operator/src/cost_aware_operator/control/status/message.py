@@ -23,7 +23,7 @@ def message_of(reading: Reading, decision: Decision) -> str:
         case Outcome.LAUNCHING:
             return f"attempt {attempt}: {decision.message or 'ranks are starting'}"
         case Outcome.SUSPENDED:
-            return "suspended; set spec.suspend to false to go on from the newest checkpoint"
+            return decision.message or "suspended; set spec.suspend to false to go on from the newest checkpoint"
         case Outcome.BUDGET_EXHAUSTED:
             return "the budget is spent; raise spec.budget.totalUSD to go on from the newest checkpoint"
         case Outcome.FINISHING:

@@ -29,7 +29,7 @@ class Unreadable:
 
 
 def why_unreadable(document: Mapping[str, Any]) -> str:
-    """Which fields of a job's document this operator cannot read, and what to do about it; empty where it can read all."""
+    """Which fields of a job's document this operator cannot read, and what to do about it."""
     manifest, status = _unfit(JobSpec, document, "spec"), _unfit(JobStatus, document, "status")
     advice = []
     if manifest:
@@ -43,7 +43,9 @@ def why_unreadable(document: Mapping[str, Any]) -> str:
         )
     found = [*manifest, *status]
     more = f"; and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return f"{'; '.join(found[:MOST_NAMED])}{more}. {'. '.join(advice)}. {UNTIL_THEN}" if found else ""
+    if not found:
+        return f"The manifest cannot be read: write it again with kubectl apply. {UNTIL_THEN}"
+    return f"{'; '.join(found[:MOST_NAMED])}{more}. {'. '.join(advice)}. {UNTIL_THEN}"
 
 
 def told_unreadable(document: Mapping[str, Any], reason: str, message: str, now: datetime) -> Unreadable | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -21,6 +24,7 @@ from cost_aware_operator.engines.cluster import (
     owner_uids,
     status_document,
 )
+from cost_aware_operator.workload.job import ANNOTATION_ASKED, asked_to_suspend
 
 REQUEST_TIMEOUT_SECONDS = 15.0
 APPLY = "application/apply-patch+yaml"
@@ -67,10 +71,10 @@ def default_namespace() -> str:
 
 
 class KubernetesCluster:
-    """The Cluster of a Kubernetes API server."""
+    """The Cluster of a Kubernetes API server. `heard` is told the server's time, as each of its answers has it."""
 
-    def __init__(self, api: client.ApiClient) -> None:
-        self._api = api
+    def __init__(self, api: client.ApiClient, heard: Callable[[datetime], None] = lambda _: None) -> None:
+        self._api, self._heard = api, heard
 
     async def _call(
         self,
@@ -90,6 +94,7 @@ class KubernetesCluster:
                 auth_settings=["BearerToken"],
             )
             answer = await self._api.call_api(*request, _request_timeout=REQUEST_TIMEOUT_SECONDS)
+            self._tell_time(str(answer.headers.get("Date", "")))
             await answer.read()
         except ApiException as error:
             raise ApiError(error.status or 0, str(error.reason)) from error
@@ -105,6 +110,11 @@ class KubernetesCluster:
             kind = ConflictError if answer.status == 409 else ApiError
             raise kind(answer.status, str(document.get("message", answer.reason)))
         return document
+
+    def _tell_time(self, date: str) -> None:
+        with contextlib.suppress(ValueError, TypeError):
+            found = parsedate_to_datetime(date)
+            self._heard(found if found.tzinfo is not None else found.replace(tzinfo=UTC))
 
     async def _get(self, kind: str, namespace: str, name: str) -> dict[str, Any] | None:
         try:
@@ -173,6 +183,12 @@ class KubernetesCluster:
             return None
         return StoredData(document.get("data") or {}, document["metadata"]["resourceVersion"], owner_uids(document))
 
+    async def config_maps(self, namespace: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        """ConfigMaps by labels."""
+        selector = ",".join(f"{k}={v}" for k, v in labels.items())
+        path = _PATHS["ConfigMap"].format(quote(namespace))
+        return list((await self._call("GET", path, labelSelector=selector)).get("items", []))
+
     async def service_owners(self, key: JobKey) -> frozenset[str] | None:
         """The owners' uids of the Service of a job's name; None where there is no such Service."""
         document = await self._get("Service", key.namespace, key.name)
@@ -210,7 +226,8 @@ class KubernetesCluster:
         spec: dict[str, Any] = {"suspend": suspend, "activeDeadlineSeconds": active_deadline_seconds}
         if completions is not None:
             spec |= {"completions": completions, "parallelism": completions}
-        await self._call("PATCH", path, {"spec": spec}, MERGE, fieldManager=FIELD_OWNER)
+        asked = {"annotations": {ANNOTATION_ASKED: asked_to_suspend(suspend)}}
+        await self._call("PATCH", path, {"metadata": asked, "spec": spec}, MERGE, fieldManager=FIELD_OWNER)
 
     async def write_status(self, job: JobReference, status: Mapping[str, Any]) -> None:
         """The whole status, by server-side apply on the subresource: what is left out is removed.
@@ -260,16 +277,25 @@ class KubernetesCluster:
         except ConflictError:
             return
 
-    async def secret_value(self, namespace: str, name: str, key: str, create_as: str) -> str:
-        """A value of a Secret of the operator's own namespace, made with `create_as` (base64) where it is missing."""
+    async def create_secret(self, document: Mapping[str, Any]) -> bool:
+        """Makes a Secret; False where one of its name is there already, whoever's it is. Nothing of it is read."""
+        path = _PATHS["Secret"].format(quote(document["metadata"]["namespace"]))
+        try:
+            await self._call("POST", path, document, fieldManager=FIELD_OWNER)
+        except ConflictError:
+            return False
+        return True
+
+    async def own_secret(self, namespace: str, name: str, create_as: Mapping[str, str]) -> Mapping[str, str]:
+        """The data (base64) of a Secret of the operator's own namespace, made as `create_as` where it is missing."""
         found = await self._get("Secret", namespace, name)
         if found is None:
-            document = {"metadata": {"name": name}, "type": "Opaque", "data": {key: create_as}}
+            document = {"metadata": {"name": name}, "type": "Opaque", "data": dict(create_as)}
             try:
                 found = await self._call("POST", _PATHS["Secret"].format(quote(namespace)), document)
             except ConflictError:
                 found = await self._get("Secret", namespace, name)
-        return str((found or {})["data"][key])
+        return dict((found or {}).get("data") or {})
 
     async def release_lease(self, namespace: str, name: str, holder: str) -> None:
         """Gives a Lease up, if it is still held: the next leader need not wait until it expires."""

@@ -16,6 +16,7 @@ from cost_aware_operator.engines.cluster import (
     status_document,
 )
 from cost_aware_operator.engines.local.store import ObjectKey, ObjectStore
+from cost_aware_operator.workload.job import ANNOTATION_ASKED, asked_to_suspend
 
 INSTANCE_TYPE_LABEL = "node.kubernetes.io/instance-type"
 MOST_NODES = 500
@@ -87,6 +88,11 @@ class LocalCluster:
             return None
         return StoredData(document.get("data") or {}, document["metadata"]["resourceVersion"], owner_uids(document))
 
+    async def config_maps(self, namespace: str, labels: Mapping[str, str]) -> list[dict[str, Any]]:
+        """ConfigMaps by labels."""
+        found = self._store.list("ConfigMap", namespace)
+        return [one for one in found if labels.items() <= (one["metadata"].get("labels") or {}).items()]
+
     async def service_owners(self, key: JobKey) -> frozenset[str] | None:
         """The owners' uids of the Service of a job's name; None where there is no such Service."""
         document = self._store.get(ObjectKey("Service", key.namespace, key.name))
@@ -119,7 +125,8 @@ class LocalCluster:
         spec: dict[str, Any] = {"suspend": suspend, "activeDeadlineSeconds": active_deadline_seconds}
         if completions is not None:
             spec |= {"completions": completions, "parallelism": completions}
-        self._store.patch(ObjectKey("Job", key.namespace, key.name), {"spec": spec}, FIELD_OWNER)
+        asked = {"annotations": {ANNOTATION_ASKED: asked_to_suspend(suspend)}}
+        self._store.patch(ObjectKey("Job", key.namespace, key.name), {"metadata": asked, "spec": spec}, FIELD_OWNER)
 
     async def write_status(self, job: JobReference, status: Mapping[str, Any]) -> None:
         """The whole status: what is left out is removed.
@@ -159,14 +166,22 @@ class LocalCluster:
         except ConflictError:
             return
 
-    async def secret_value(self, namespace: str, name: str, key: str, create_as: str) -> str:
-        """A value of a Secret of the operator's own namespace, made with `create_as` (base64) where it is missing."""
+    async def create_secret(self, document: Mapping[str, Any]) -> bool:
+        """Makes a Secret; False where one of its name is there already, whoever's it is."""
+        try:
+            self._store.create(document, FIELD_OWNER)
+        except ConflictError:
+            return False
+        return True
+
+    async def own_secret(self, namespace: str, name: str, create_as: Mapping[str, str]) -> Mapping[str, str]:
+        """The data (base64) of a Secret of the operator's own namespace, made as `create_as` where it is missing."""
         found = self._store.get(ObjectKey("Secret", namespace, name))
         if found is None:
             metadata = {"name": name, "namespace": namespace}
-            document = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {key: create_as}}
+            document = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": dict(create_as)}
             found = self._store.create({**document, "type": "Opaque"}, FIELD_OWNER)
-        return str(found["data"][key])
+        return dict(found.get("data") or {})
 
     async def release_lease(self, namespace: str, name: str, holder: str) -> None:
         """Gives a Lease up, if it is still held: the next leader need not wait until it expires."""

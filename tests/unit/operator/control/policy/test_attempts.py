@@ -19,7 +19,7 @@ from cost_aware_operator.control.policy.attempts import (
     Wait,
     next_step,
 )
-from cost_aware_operator.control.reading.facts import Facts
+from cost_aware_operator.control.reading.facts import Facts, Unread
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
 from cost_aware_trainer.contract import AgentPhase, RunResult
@@ -141,3 +141,29 @@ def test_a_pod_that_succeeded_while_the_operator_was_away_completes_the_run() ->
     agents = {"new": agent(1, AgentPhase.WAITING, 0)}
     step = step_of(world(agents=agents, pods=(ended, pod(1, "new"))), PLAN)
     assert isinstance(step, Complete)
+
+
+UNREAD = Unread("pod-1", "gpt-1-a", "the answer of its agent cannot be read", 5.0)
+
+
+def test_an_agent_whose_answer_cannot_be_read_is_named_while_it_is_waited_for() -> None:
+    step = step_of(world(AgentPhase.RUNNING, None, unread=(UNREAD,)), PLAN)
+    assert isinstance(step, Wait)
+    assert step.reason == "AgentUnreadable"
+    assert "pod gpt-1-a: the answer of its agent cannot be read" in step.message
+
+
+def test_an_agent_whose_answer_cannot_be_read_is_not_waited_and_paid_for_for_ever() -> None:
+    step = step_of(world(AgentPhase.RUNNING, None, unread=(replace(UNREAD, seconds=601.0),)), PLAN)
+    assert isinstance(step, GiveUp)
+    assert step.reason == "AgentUnreadable"
+    assert "spec.startupDeadlineSeconds" in step.message
+
+
+def test_an_agent_that_refuses_the_order_is_named_and_not_told_for_ever() -> None:
+    behind = replace(UNREAD, why="its agent refuses the order with the status 401")
+    given = world(AgentPhase.RUNNING, None, unread=(behind,))
+    given = replace(given, agents={**given.agents, "pod-1": agent(1, AgentPhase.WAITING, 0)})
+    step = step_of(given, PLAN)
+    assert step == Tell(("pod-1",), "pod gpt-1-a: its agent refuses the order with the status 401")
+    assert isinstance(step_of(replace(given, unread=(replace(behind, seconds=601.0),)), PLAN), GiveUp)

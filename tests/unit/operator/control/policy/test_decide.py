@@ -29,6 +29,7 @@ from cost_aware_operator.api.status import ConditionStatus, ConditionType, JobSt
 from cost_aware_operator.control.policy.attempts import FRUITLESS_LIMIT
 from cost_aware_operator.control.policy.decision import Decision
 from cost_aware_operator.control.reading.facts import MissingClaim
+from cost_aware_operator.ledger.accounts import LAG_SECONDS
 from cost_aware_operator.ledger.ledger import Cause, LedgerState
 from cost_aware_operator.workload.views import NodeView
 from cost_aware_trainer.contract import AgentPhase
@@ -101,7 +102,7 @@ def test_progress_cost_and_projection_are_in_the_status() -> None:
     )
     assert status.cost is not None
     assert status.cost.hourly_usd == 6.12
-    assert abs(status.cost.accrued_usd - 2 * 40 * 3.06 / 3600) < 1e-6
+    assert abs(status.cost.accrued_usd - 2 * (40 - LAG_SECONDS) * 3.06 / 3600) < 1e-6
     assert status.cost.projected_usd is not None
     assert abs(status.cost.projected_usd - 2 * 100 * 3.06 / 3600) < 1e-5
 
@@ -115,7 +116,7 @@ def test_a_node_without_a_price_makes_it_unknown_and_never_zero_dollars() -> Non
     assert decision.status.cost is not None
     assert decision.status.cost.spent == "unknown"
     assert decision.status.cost.hourly_usd is None
-    assert decision.status.cost.unpriced_pod_seconds == 80.0
+    assert decision.status.cost.unpriced_pod_seconds == 2 * (40.0 - LAG_SECONDS)
 
 
 def test_suspending_stops_the_pods_and_resuming_brings_them_back() -> None:

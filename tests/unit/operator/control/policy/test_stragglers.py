@@ -27,6 +27,7 @@ from cost_aware_operator.observing.stragglers import median_without, stragglers
 from cost_aware_operator.workload.defaults import PodDefaults
 from cost_aware_operator.workload.job import indexed_job, template_hash
 from cost_aware_operator.workload.placement import could_take
+from cost_aware_operator.workload.secret import TokenSecret
 from cost_aware_operator.workload.views import NodeView, Taint
 from cost_aware_trainer.contract import AgentPhase, LaunchStage
 
@@ -224,7 +225,7 @@ def test_pods_save_and_end_before_new_ones_are_made_and_each_stage_may_be_repeat
     assert decision.want_pods
     assert decision.plan is not None
     assert decision.plan.excluded_nodes == ("node-1",)
-    document = indexed_job(GIVEN, decision.plan, PodDefaults(), suspend=False)
+    document = indexed_job(GIVEN, decision.plan, PodDefaults(), TokenSecret("catj-uid-suffix", 1), suspend=False)
     affinity = document["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
     (term,) = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
     assert term["matchFields"] == [{"key": "metadata.name", "operator": "NotIn", "values": ["node-1"]}]

@@ -13,15 +13,15 @@ from tests.support.factories.samples import sample as plain
 
 from cost_aware_operator.api.conditions import find
 from cost_aware_operator.api.status import ConditionStatus, ConditionType
-from cost_aware_operator.control.reading.believable import believed
+from cost_aware_operator.control.reading.believable import believed, believed_agents
 from cost_aware_operator.control.reading.facts import Facts, Unheard
 from cost_aware_operator.control.reading.run_record import RunRecord
 from cost_aware_operator.observing.samples import RankSample, Scrape, ScrapeError, parse_rank
 from cost_aware_operator.observing.validity import Limits, why_refused
 from cost_aware_operator.planning.plan import Plan, PlanInput, make_plan
-from cost_aware_operator.sources.metrics_source import Answers
+from cost_aware_operator.sources.metrics_source import AgentAnswers, Answers
 from cost_aware_operator.workload.order import run_order
-from cost_aware_trainer.contract import AgentPhase, Phase
+from cost_aware_trainer.contract import AgentPhase, Phase, RunResult
 
 LIMITS = Limits(rank=1, attempt=3, alive_seconds=100.0, total_steps=1000, tokens_per_step=4096)
 GOOD = RankSample(
@@ -171,3 +171,30 @@ def test_a_missed_scrape_is_not_told_and_a_rank_that_speaks_again_is() -> None:
 
 def test_samples_of_the_tests_here_are_those_of_the_trainer() -> None:
     assert why_refused(plain(1, 50.0, 3), replace(LIMITS, total_steps=None)) == ""
+
+
+def answered(**over: Any) -> AgentAnswers:
+    return AgentAnswers({"pod-0": replace(agent(0, AgentPhase.RUNNING), **over)})
+
+
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [
+        ({"attempt": 2**62}, "its attempt is 4611686018427387904, and 3 is the newest"),
+        ({"attempt": 1004}, "its attempt is 1004"),
+        ({"attempt": -1}, "its attempt is -1"),
+        ({"index": 1}, "it is of the pod of index 1"),
+        ({"result": RunResult(outcome=AgentPhase.CHECKPOINTED, step=101)}, "a step beyond the last, 100"),
+        ({"result": RunResult(outcome=AgentPhase.CHECKPOINTED, step=-1)}, "a number below 0"),
+    ],
+)
+def test_an_agent_s_answer_that_cannot_be_true_is_not_believed(over: dict[str, Any], says: str) -> None:
+    found, unread = believed_agents(job(), [pod(0)], answered(**over), 3)
+    assert not found
+    assert says in unread["pod-0"]
+
+
+def test_an_agent_of_an_attempt_that_the_record_has_forgotten_is_believed() -> None:
+    found, unread = believed_agents(job(), [pod(0)], answered(attempt=900), 0)
+    assert found["pod-0"].attempt == 900
+    assert not unread

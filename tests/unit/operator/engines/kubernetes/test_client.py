@@ -6,6 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -186,3 +187,17 @@ async def test_nodes_that_may_not_be_listed_are_unknown_and_types_are_asked_for(
     assert asked == ["node.kubernetes.io/instance-type in (a,b)"]
     async with api_of(saying("{}", 403)) as api:
         assert await KubernetesCluster(api).nodes([]) is None
+
+
+@pytest.mark.parametrize(
+    ("date", "heard"),
+    [("Thu, 01 Jan 2026 12:00:00 GMT", [datetime(2026, 1, 1, 12, tzinfo=UTC)]), ("yesterday", []), ("", [])],
+)
+async def test_the_server_s_time_is_heard_with_each_answer(date: str, heard: list[datetime]) -> None:
+    async def dated(_: web.Request) -> web.Response:
+        return web.Response(text="{}", content_type="application/json", headers={"Date": date})
+
+    found: list[datetime] = []
+    async with api_of(dated) as api:
+        await KubernetesCluster(api, found.append).training_job(KEY)
+    assert found == heard
