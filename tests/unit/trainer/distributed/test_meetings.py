@@ -88,3 +88,28 @@ def test_a_rank_alone_waits_for_nobody():
     meeting = Meetings(None, 0, 1, timedelta(seconds=1)).call("x")
     meeting.progressed(5)
     assert meeting.agree("no") == "no"
+
+
+def test_ranks_that_are_gone_are_not_waited_for_once_that_is_known():
+    meetings = Meetings(dist.HashStore(), 0, 2, timedelta(seconds=60))
+    threading.Timer(0.1, meetings.abandon).start()
+    started = time.monotonic()
+    with pytest.raises(StorageError, match="are gone"):
+        meetings.call("x").agree()
+    assert time.monotonic() - started < 10
+
+
+def test_the_rank_that_may_hold_the_store_leaves_last():
+    store, left = dist.HashStore(), []
+
+    def rank(number):
+        Meetings(store, number, 2, timedelta(seconds=10)).call("x").agree()
+        left.append(number)
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(rank, 0)
+        time.sleep(0.1)
+        pool.submit(rank, 1).result()
+        first.result()
+    assert sorted(left) == [0, 1]
+    assert store.add("x/0/left", 0) == 2

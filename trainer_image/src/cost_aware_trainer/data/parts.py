@@ -148,9 +148,10 @@ class FilePart(TokenPart):
         """Opens the file. Without a table each block has to stay as it is when it is first used."""
         self._path, self._size_bytes, self._table, self._on_bytes = path, size_bytes, table, on_bytes
         try:
-            self._descriptor = os.open(path, os.O_RDONLY)
+            self._file = path.open("rb", buffering=0)
         except OSError as error:
             raise DataError(f"{path}: {error.strerror}") from None
+        self._descriptor = self._file.fileno()
         self._block_bytes = table.block_bytes if table else block_bytes_of(size_bytes)
         self._seen: dict[int, bytes] = {}
         self._verified: set[int] = set()

@@ -247,7 +247,7 @@ class Checkpointer:
             run=self._facts,
         )
         # A folder of this attempt's own: whoever else writes for this step writes elsewhere.
-        folder = self._root / f"{SAVING}{folder_name(step)}-attempt-{attempt}-{os.environ.get('CATJ_JOB_UID', '')[:8]}"
+        folder = self._root / f"{SAVING}{folder_name(step)}-attempt-{attempt}-{self._claim.job_uid[:8]}"
         self._meeting = self._ranks.meetings.call("written")
         snapshot, writer = Snapshot(), CheckpointWriter(folder, self._meeting)
         try:

@@ -49,7 +49,9 @@ class FolderClaim:
     """Claim of this process to a folder. A run without a job's uid makes none where there are none."""
 
     def __init__(self, root: Path, job_uid: str, attempt: int) -> None:
-        self._root, self._job_uid, self._attempt = root, job_uid, attempt
+        self._root, self._attempt = root, attempt
+        self.job_uid = job_uid
+        """Uid of the job; empty for a run that was started by hand."""
         self._held = 0
 
     @classmethod
@@ -67,9 +69,9 @@ class FolderClaim:
         newest = self._newest()
         if newest is None:
             return
-        if newest.job_uid == self._job_uid and newest.attempt > self._attempt:
+        if newest.job_uid == self.job_uid and newest.attempt > self._attempt:
             raise ClaimLostError(self._lost(newest))
-        if newest.job_uid != self._job_uid and self._job_uid in newest.former:
+        if newest.job_uid != self.job_uid and self.job_uid in newest.former:
             raise InvalidRunError(
                 f"checkpoint.folder: {self._root} went from this job to the job of uid {newest.job_uid or '(by hand)'}; give "
                 f"this job another folder, or remove {self._root / FOLDER} when that job is gone"
@@ -80,12 +82,12 @@ class FolderClaim:
         for _ in range(_TRIES):
             self.check_before()
             newest = self._newest()
-            if newest is None and not self._job_uid:
+            if newest is None and not self.job_uid:
                 return
             former: tuple[str, ...] = newest.former if newest else ()
-            if newest and newest.job_uid not in (self._job_uid, *former):
+            if newest and newest.job_uid not in (self.job_uid, *former):
                 former = (*former, newest.job_uid)
-            claim = Claim(newest.number + 1 if newest else 1, self._job_uid, self._attempt, former)
+            claim = Claim(newest.number + 1 if newest else 1, self.job_uid, self._attempt, former)
             if self._create(claim):
                 self._held = claim.number
                 self._remove_old()
@@ -113,7 +115,7 @@ class FolderClaim:
             return f"{self._root}: the claims of this job are gone; something else has cleared the folder"
         return (
             f"{self._root} is claimed by attempt {newest.attempt} of the job of uid {newest.job_uid or '(by hand)'}; this is attempt "
-            f"{self._attempt} of {self._job_uid or '(by hand)'}, which may not change it any more"
+            f"{self._attempt} of {self.job_uid or '(by hand)'}, which may not change it any more"
         )
 
     def _path(self, number: int) -> Path:

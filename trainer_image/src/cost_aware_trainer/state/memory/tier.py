@@ -30,6 +30,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cost_aware_trainer.contract import ENV_MEMORY_FOLDER, Redundancy, RunPlan
+from cost_aware_trainer.data.hashing import OnBytes, unwatched
 from cost_aware_trainer.distributed.collectives import TIMEOUT, Ranks
 from cost_aware_trainer.state.manifests import RunFacts
 from cost_aware_trainer.state.memory.copies import Fingerprint, ParityGroup, ReplicaError, RingCopies, pack, unpack
@@ -106,9 +107,12 @@ class MemoryCopies:
         shutil.rmtree(self.folder, ignore_errors=True)
         partial.rename(self.folder)
 
-    def read(self) -> tuple[Tensor, Tensor, list[Fingerprint]]:
+    def read(self, on_bytes: OnBytes = unwatched) -> tuple[Tensor, Tensor, list[Fingerprint]]:
         """Reads this rank's own state, its share of its peers' states, and the fingerprints of the group's states."""
-        own, kept = (torch.from_numpy(np.fromfile(self.folder / name, dtype=np.uint8)) for name in ("own", "held"))
+        own = torch.from_numpy(np.fromfile(self.folder / "own", dtype=np.uint8))
+        on_bytes(own.numel())
+        kept = torch.from_numpy(np.fromfile(self.folder / "held", dtype=np.uint8))
+        on_bytes(kept.numel())
         meta = json.loads((self.folder / "meta.json").read_text())
         return (
             own,
@@ -271,12 +275,20 @@ class MemoryTier:
     def _rebuild(self, copies: MemoryCopies | None, parts: list[StatePart]) -> dict[str, Tensor]:
         keeper, own = self._keeper, None
         assert keeper is not None  # noqa: S101  the tier is on
-        if copies is not None:
-            own, kept, keeper.fingerprints = copies.read()
-            if isinstance(keeper, RingCopies):
-                keeper.peer_state = kept
-            else:
-                keeper.parity = kept
+        # some ranks have much to read and others nothing
+        meeting, problem = self._ranks.meet("copies"), ""
+        try:
+            if copies is not None:
+                own, kept, keeper.fingerprints = copies.read(meeting.progressed)
+                if isinstance(keeper, RingCopies):
+                    keeper.peer_state = kept
+                else:
+                    keeper.parity = kept
+        except (OSError, ValueError) as error:
+            problem = f"rank {self._ranks.rank}: {error}"
+        problem = meeting.agree(problem)
+        if problem:
+            raise ReplicaError(problem)
         rebuilt = keeper.rebuild(own)
         place = dist.get_group_rank(keeper.group, self._ranks.rank)
         keeper.fingerprints[place].check(rebuilt, self._ranks.rank)
