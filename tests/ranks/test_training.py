@@ -126,10 +126,12 @@ def test_a_diverging_run_fails_naming_the_step_and_keeps_its_good_checkpoint(mak
 def test_a_held_out_loss_that_is_not_finite_fails_the_run_in_words_on_every_rank(make_plan, start_run, sharding):
     # gradient and weights are finite still, but so large that the next forward pass overflows
     wild = OptimizerPlan(learning_rate=3.3e37, minimum_learning_rate=3.3e37, warmup_steps=0, weight_decay=10.0)
-    run = start_run(make_plan("overflow", data=2, steps=1, strategy=StrategyPlan(sharding=sharding), optimizer=wild))
+    plan = make_plan("overflow", data=2, steps=1, strategy=StrategyPlan(sharding=sharding), optimizer=wild)
+    run = start_run(plan)
     assert set(run.wait()) == {1}, run.output
     assert run.result.outcome is AgentPhase.FAILED
     assert run.result.message.startswith("step 1: the held-out loss is nan: ")
+    assert not list(Path(plan.checkpoint.folder).glob("*/manifest.json")), "what the evaluation finds spoilt is not saved"
 
 
 @pytest.mark.parametrize("interval_seconds", [0.05, 3600.0])

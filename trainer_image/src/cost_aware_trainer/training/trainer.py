@@ -201,14 +201,20 @@ class Trainer:
         if agreed.save_failed:
             self.saves.settle()
         is_last = step == self._plan.steps
+        stops = agreed.wants_stop and not is_last
+        evaluates = step % self._plan.evaluate_every_steps == 0 or is_last
+        # Before the save: what turns out to be spoilt is not saved, and no peer is waited for between a save and the log's line
+        # of its step, which a lost peer would cost. Only a stop has no time to evaluate first.
+        if evaluates and not stops:
+            self._evaluate()
         if agreed.wants_stop or agreed.wants_checkpoint or is_last:
-            self.save(wait=agreed.wants_stop or is_last, stops=agreed.wants_stop and not is_last)
+            self.save(wait=agreed.wants_stop or is_last, stops=stops)
         if agreed.wants_copy and not (agreed.is_copying or agreed.wants_stop or is_last):
             with self._clock.phase(Phase.CHECKPOINT):
                 parts = self.rank_model.parts()
                 self.saves.check_finite(self._progress, parts)
                 self._memory.save(self._progress, self._attempt, parts)
-        if step % self._plan.evaluate_every_steps == 0 or is_last:
+        if evaluates and stops:
             self._evaluate()
         self._report(gradient_norm, rate)
         return agreed.wants_stop
