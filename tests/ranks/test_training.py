@@ -131,7 +131,9 @@ def test_a_held_out_loss_that_is_not_finite_fails_the_run_in_words_on_every_rank
     assert set(run.wait()) == {1}, run.output
     assert run.result.outcome is AgentPhase.FAILED
     assert run.result.message.startswith("step 1: the held-out loss is nan: ")
-    assert not list(Path(plan.checkpoint.folder).glob("*/manifest.json")), "what the evaluation finds spoilt is not saved"
+    assert not list(Path(plan.checkpoint.folder).glob("*/manifest.json")), (
+        "what the evaluation finds spoilt is not saved"
+    )
 
 
 @pytest.mark.parametrize("interval_seconds", [0.05, 3600.0])

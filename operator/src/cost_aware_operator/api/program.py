@@ -143,3 +143,7 @@ class ModelSpec(ApiModel):
     """Token ids; 256 for bytes."""
     tied_embeddings: bool = False
     """Whether the output projection is the embedding's matrix."""
+    rope_theta: Annotated[float, Field(gt=1, le=1e12)] = 10_000.0
+    """Base of the rotary positions' frequencies; that of converted weights, 500000 for Llama 3."""
+    rms_norm_eps: Annotated[float, Field(gt=0, le=0.1)] = 1e-6
+    """Number that keeps RMSNorm from dividing by 0; that of converted weights."""

@@ -57,6 +57,8 @@ def run_plan(job: TrainingJob, plan: Plan, interval_seconds: float | None = None
             sequence_length=shape.sequence_length,
             vocabulary=shape.vocabulary,
             tied_embeddings=shape.tied_embeddings,
+            rope_theta=model.rope_theta,
+            rms_norm_eps=model.rms_norm_eps,
         ),
         degrees=DegreesPlan(data=plan.data, tensor=plan.tensor, pipeline=plan.pipeline),
         strategy=StrategyPlan(

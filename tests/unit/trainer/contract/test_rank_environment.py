@@ -1,6 +1,7 @@
 """The log of steps, which outlives the processes that write it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -24,3 +25,13 @@ def test_a_first_line_cut_short_is_dropped_too(tmp_path):
     log.write({"step": 1})
     log.close()
     assert path.read_text() == '{"step": 1}\n'
+
+
+def test_a_full_volume_costs_lines_of_the_log_and_not_the_run(caplog):
+    log = StepsLog(Path("/dev/full"))
+    for step in range(3):
+        log.write({"step": step})
+    log.close()
+    assert [record.message for record in caplog.records] == [
+        "STEPS LOG NOT WRITTEN: /dev/full: No space left on device; training goes on, and lines are missing"
+    ]

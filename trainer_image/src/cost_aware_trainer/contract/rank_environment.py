@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 import os
 import signal
 import time
@@ -23,6 +25,8 @@ from cost_aware_trainer.contract import (
     Reconfigured,
     RunResult,
 )
+
+logger = logging.getLogger(__name__)
 
 _LONGEST_LINE_BYTES = 2**20
 """More bytes than any line of the steps log has."""
@@ -119,21 +123,38 @@ class StepsLog:
     def __init__(self, path: Path | None) -> None:
         self._path = path
         self._file: TextIO | None = None
+        self._has_lost = False
 
     def write(self, entry: dict[str, Any]) -> None:
         """Appends one line. The first call opens the file, when its folder is known to be writable."""
         if self._path is None:
             return
-        if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            _drop_half_line(self._path)
-            self._file = self._path.open("a", buffering=1)
-        self._file.write(json.dumps(entry) + "\n")
+        try:
+            if self._file is None:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                _drop_half_line(self._path)
+                self._file = self._path.open("a", buffering=1)
+            self._file.write(json.dumps(entry) + "\n")
+        except OSError as error:
+            self._lose_line(error)
+
+    def _lose_line(self, error: OSError) -> None:
+        """Goes on without a line that could not be written, on a full volume for example: training is worth more than its log."""
+        if not self._has_lost:
+            logger.error(
+                "STEPS LOG NOT WRITTEN: %s: %s; training goes on, and lines are missing", self._path, error.strerror
+            )
+        self._has_lost = True
+        # opened again for the next line, which must not follow half of this one
+        self.close()
 
     def close(self) -> None:
         """Closes the file."""
-        if self._file:
-            self._file.close()
+        file, self._file = self._file, None
+        if file:
+            # what is still buffered cannot be written either where the volume is full
+            with contextlib.suppress(OSError):
+                file.close()
 
 
 def _drop_half_line(path: Path) -> None:
