@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -31,6 +32,14 @@ HELM = find_helm()
 needs_helm = pytest.mark.skipif(HELM is None, reason="helm is not installed: run `make cluster-up`")
 
 
+class HelmLoader(yaml.SafeLoader):
+    """Helm, as the API server, reads 1e-06 as a number; YAML 1.1 does not, for want of a dot."""
+
+
+EXPONENT = re.compile(r"[-+]?[0-9]+(?:\.[0-9]*)?[eE][-+]?[0-9]+")
+HelmLoader.add_implicit_resolver("tag:yaml.org,2002:float", EXPONENT, list("-+0123456789"))
+
+
 def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
     assert HELM is not None
     return subprocess.run([HELM, *arguments], capture_output=True, text=True, timeout=60, check=False)
@@ -39,7 +48,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 def render(*options: str) -> list[dict[str, Any]]:
     result = helm("template", "trial", str(CHART), "--namespace", "costs", *options)
     assert result.returncode == 0, result.stderr
-    return [document for document in yaml.safe_load_all(result.stdout) if document]
+    return [document for document in yaml.load_all(result.stdout, HelmLoader) if document]
 
 
 def of_kind(documents: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
