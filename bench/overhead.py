@@ -17,6 +17,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
@@ -159,15 +160,16 @@ def free_port() -> int:
         return port
 
 
-def main() -> None:
+def measure(rank_main: Callable[..., None], preload: str, description: str | None) -> None:
+    """Reads the command line and runs `rank_main` on all ranks, forked from a process that has imported `preload`."""
     from cost_aware_trainer.data.token_files import prepare
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=9)
     parser.add_argument("--steps", type=int, default=10, help="of each block")
     options = parser.parse_args()
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cost_aware_trainer.training.trainer", "torch._dynamo"])
+    context.set_forkserver_preload([preload, "torch._dynamo"])
     with tempfile.TemporaryDirectory() as scratch:
         folder, port, barrier = Path(scratch), free_port(), context.Barrier(RANKS)
         prepare(folder / "data", Path(json.__file__).parent.parent / "asyncio")
@@ -182,4 +184,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    measure(rank_main, "cost_aware_trainer.training.trainer", __doc__)

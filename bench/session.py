@@ -8,18 +8,15 @@ the parameters that were used, then a block by DistributedDataParallel without `
 
 from __future__ import annotations
 
-import argparse
 import json
-import multiprocessing
 import os
 import statistics
-import tempfile
 import time
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-from bench.overhead import BATCH, RANKS, SEQUENCE, bare_step, free_port
+from bench.overhead import BATCH, RANKS, SEQUENCE, bare_step, measure
 
 
 def rank_main(rank: int, port: int, folder: Path, pairs: int, steps: int, barrier: Barrier) -> None:
@@ -92,27 +89,5 @@ def session_step(corpus: Any, folder: Path, steps: int) -> tuple[Any, Any]:
     return session, step
 
 
-def main() -> None:
-    from cost_aware_trainer.data.token_files import prepare
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=9)
-    parser.add_argument("--steps", type=int, default=10, help="of each block")
-    options = parser.parse_args()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["cost_aware_trainer.training.session", "torch._dynamo"])
-    with tempfile.TemporaryDirectory() as scratch:
-        folder, barrier = Path(scratch), context.Barrier(RANKS)
-        prepare(folder / "data", Path(json.__file__).parent.parent / "asyncio")
-        arguments = (free_port(), folder, options.pairs, options.steps, barrier)
-        ranks = [context.Process(target=rank_main, args=(rank, *arguments)) for rank in range(RANKS)]
-        for process in ranks:
-            process.start()
-        for process in ranks:
-            process.join()
-        if any(process.exitcode for process in ranks):
-            raise SystemExit("a rank failed; its traceback is above")
-
-
 if __name__ == "__main__":
-    main()
+    measure(rank_main, "cost_aware_trainer.training.session", __doc__)
