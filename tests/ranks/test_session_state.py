@@ -322,3 +322,16 @@ def test_the_rank_that_fails_says_why_and_its_peers_do_not_say_otherwise(run):
     assert second["result"].message == "rank 1, step 3: KeyError: 'image 17 is missing'"
     assert first["code"] == 1
     assert first["result"] is None
+
+
+@pytest.mark.parametrize(("choice", "steps"), [("stop", None), ("restart", 6)])
+def test_where_all_checkpoints_are_damaged_a_session_stops_or_begins_again_as_it_is_told(run, tmp_path, choice, steps):
+    run(LOOP, steps=3)
+    for manifest in (tmp_path / "run").glob("step-*/manifest.json"):
+        manifest.write_text("{")
+    again = run(f"arguments['on_all_damaged'] = {choice!r}\n" + LOOP)
+    if steps:
+        assert [len(rank["answer"]) for rank in again] == [steps, steps]
+    else:
+        assert all(rank["code"] != 0 and rank["answer"] == [] for rank in again)
+    assert list((tmp_path / "run").glob("step-00000003*" if not steps else "damaged-*")), "what is damaged is kept"

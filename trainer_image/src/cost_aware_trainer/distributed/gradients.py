@@ -50,6 +50,14 @@ class HeldParameter:
         return local(self.parameter.grad)
 
 
+def held_whole(model: nn.Module) -> list[HeldParameter]:
+    """Lists a model's parameters, each whole on every rank."""
+    return [
+        HeldParameter(name, parameter, Box((0,) * parameter.ndim, tuple(parameter.shape)), is_copy=False)
+        for name, parameter in model.named_parameters()
+    ]
+
+
 def sum_shared(mesh: Mesh, parameters: Sequence[HeldParameter], gradients: Sequence[Tensor]) -> None:
     """Sums gradients (of `parameters`, in their order) that ranks of other axes share, in place.
 

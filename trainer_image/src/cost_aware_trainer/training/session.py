@@ -29,6 +29,7 @@ from cost_aware_trainer.contract import (
     DegreesPlan,
     LaunchStage,
     Metric,
+    OnAllDamaged,
     Phase,
     RunResult,
 )
@@ -36,8 +37,7 @@ from cost_aware_trainer.contract.rank_environment import RankEnvironment, StepsL
 from cost_aware_trainer.data.samples import SampleOrder, Shard, add_checksums, checksum
 from cost_aware_trainer.distributed.collectives import Ranks, Rendezvous, StepVote, combine, combine_bytes, disconnect
 from cost_aware_trainer.distributed.data_sum import DataSum, GradientError
-from cost_aware_trainer.distributed.gradients import HeldParameter
-from cost_aware_trainer.distributed.layout import Box
+from cost_aware_trainer.distributed.gradients import held_whole
 from cost_aware_trainer.distributed.mesh import data_mesh
 from cost_aware_trainer.distributed.stragglers import WorkMeter, book_straggler_wait
 from cost_aware_trainer.state.checkpoint import CheckpointError
@@ -81,6 +81,7 @@ class TrainingSession:
         clip_norm: largest gradient norm that is not scaled down.
         interval_seconds: seconds between periodic checkpoints.
         keep: number of newest checkpoints that stay.
+        on_all_damaged: what to do where all of them are damaged: stop and keep them, or begin again with them set aside.
         data_fingerprint: text that identifies the data; a resumed run with another text is refused.
         scaler: loss scaler of fp16 training; the session scales losses, and steps and updates it.
         stateful: objects whose state comes back after a restart, by name: learning-rate schedulers, a loader, random number
@@ -102,6 +103,7 @@ class TrainingSession:
         clip_norm: float = math.inf,
         interval_seconds: float = 60.0,
         keep: int = 2,
+        on_all_damaged: OnAllDamaged = OnAllDamaged.STOP,
         data_fingerprint: str = "",
         scaler: GradScaler | None = None,
         stateful: Mapping[str, Any] | None = None,
@@ -109,7 +111,12 @@ class TrainingSession:
         self.model, self.optimizer, self.steps, self.global_samples = model, optimizer, steps, global_samples
         self._weights = SessionOptimizer(model, optimizer, scaler, learning_rate, clip_norm)
         self._samples, self._micro_batches, self._seed = samples, micro_batches, seed
-        self._plan = CheckpointPlan(folder=str(folder), interval_seconds=interval_seconds, keep=keep)
+        self._plan = CheckpointPlan(
+            folder=str(folder),
+            interval_seconds=interval_seconds,
+            keep=keep,
+            on_all_damaged=OnAllDamaged(on_all_damaged),
+        )
         self._facts = RunFacts(
             model={"parameters": sum(parameter.numel() for parameter in model.parameters())},
             seed=seed,
@@ -193,20 +200,13 @@ class TrainingSession:
         self._mesh = data_mesh(self.ranks)
         self.model.to(self.ranks.device)
         self._data_sum = DataSum(self._mesh, self._micro_batches, use_differs=True)
-        watched = [held for held in self._parameters() if held.parameter.requires_grad]
-        self._frozen = [held for held in self._parameters() if not held.parameter.requires_grad]
+        watched = [held for held in held_whole(self.model) if held.parameter.requires_grad]
+        self._frozen = [held for held in held_whole(self.model) if not held.parameter.requires_grad]
         if self.ranks.size > 1:
             self._data_sum.watch(watched)
         self._metrics = RankMetrics(self.ranks.rank)
         self._metrics.serve(self.ranks.local_rank)
         self._log = StepsLog(Path(self._plan.folder) / "steps.jsonl" if self.ranks.is_first else None)
-
-    def _parameters(self) -> list[HeldParameter]:
-        """Lists the model's parameters, each whole on every rank."""
-        return [
-            HeldParameter(name, parameter, Box((0,) * parameter.ndim, tuple(parameter.shape)), is_copy=False)
-            for name, parameter in self.model.named_parameters()
-        ]
 
     def _resume(self) -> None:
         """Fills model and optimizer from the newest good checkpoint, or makes all ranks begin with rank 0's weights."""
