@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import torch
-from tests.support.ranks.host_reads import check_that_reads_are_seen, reads_of_steps
+from tests.support.observing.fake_run import step_of
+from tests.support.observing.host_reads import check_that_reads_are_seen, reads_of_steps
 
 from cost_aware_trainer.contract import CheckpointPlan, Reconfiguration, RunPlan, Sharding
 from cost_aware_trainer.contract.rank_environment import RankEnvironment
@@ -250,3 +251,8 @@ def host_reads(place, plan, steps):
     trainer.close()
     trainer.rank_model.close()
     return found
+
+
+def fake_step(place, plan):
+    """A step of a plan for many ranks, in this one."""
+    return step_of(plan)

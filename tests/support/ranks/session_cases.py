@@ -7,7 +7,7 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from tests.support.ranks.host_reads import HostReads
+from tests.support.observing.host_reads import HostReads
 from tests.support.ranks.strange_models import Moment, Plain, Shared, Statistics, StrangeModel, Tied, data_of, recipe_of
 from torch.nn.parallel import DistributedDataParallel
 
