@@ -12,7 +12,7 @@ from tests.support.cluster.adjusted import QUICK, closes, submitted
 from tests.support.cluster.pod_lives import PodLives
 from tests.support.cluster.truth import assert_exactly_once
 
-pytestmark = [pytest.mark.cluster, pytest.mark.alone]
+pytestmark = [pytest.mark.cluster, pytest.mark.alone, pytest.mark.exhaustive]
 OTHER = "g4dn.xlarge"
 DEAR_USD, CHEAP_USD = 9.0, 0.5
 TYPE_LABEL = "node.kubernetes.io/instance-type"
