@@ -42,6 +42,11 @@ class _Watched:
     def gradient(self) -> Tensor | None:
         return self.held.parameter.grad
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether its elements lie in the order of their indices, as those of a bucket do."""
+        return self.held.parameter.is_contiguous()
+
 
 @dataclass
 class _Bucket:
@@ -57,6 +62,13 @@ class _Bucket:
     """Flat gradients, while their sum is under way; after them, if use differs, one element for each parameter."""
     work: Any = None
     """Handle of the sum under way."""
+
+    def parts(self) -> list[tuple[_Watched, Tensor]]:
+        """Lists each parameter with its part of the buffer."""
+        assert self.buffer is not None  # noqa: S101  it was launched
+        sizes = [watched.held.parameter.numel() for watched in self.parameters]
+        parts = torch.split(self.buffer[: sum(sizes)], sizes)
+        return [(w, part.view(w.held.parameter.shape)) for w, part in zip(self.parameters, parts, strict=True)]
 
     @property
     def kind(self) -> tuple[torch.dtype, torch.device]:
@@ -163,6 +175,10 @@ class DataSum:
         self._launched += 1
         ended = self.mesh.traffic.overlap.begin()
         bucket.buffer = self._joined(bucket)
+        for watched, part in bucket.parts():
+            if watched.gradient is not None and watched.is_plain:
+                # the buffer is its gradient from now on, so that no gradient is held twice
+                watched.held.parameter.grad = part
         if self.compressed and not self._is_uncompressed:
             self.mesh.traffic.count(Axis.DATA, self.compressed.sent_bytes(bucket.buffer.numel()))
             bucket.work = self.compressed.start(bucket.layout, bucket.buffer)
@@ -217,15 +233,11 @@ class DataSum:
     def _spread(self, bucket: _Bucket) -> None:
         """Gives each parameter its part of a bucket's sum. One that no rank has used keeps no gradient."""
         assert bucket.buffer is not None  # noqa: S101  it was launched
-        sizes = [watched.held.parameter.numel() for watched in bucket.parameters]
-        parts = torch.split(bucket.buffer[: sum(sizes)], sizes)
-        summed = [(watched, part) for watched, part in zip(bucket.parameters, parts, strict=True)]
-        unused = [(number, watched) for number, watched in enumerate(bucket.parameters) if watched.gradient is None]
-        if unused:
-            signs = bucket.buffer[sum(sizes) :].real.tolist() if self.use_differs else [1.0] * len(sizes)
-            for number, watched in unused:
-                if signs[number] > 0:
-                    watched.held.parameter.grad = torch.empty_like(watched.held.parameter)
-        gradients = [(watched.gradient, part) for watched, part in summed if watched.gradient is not None]
-        if gradients:
-            torch._foreach_copy_([g for g, _ in gradients], [part.view_as(g) for g, part in gradients])
+        parts = bucket.parts()
+        unused = [number for number, (watched, _) in enumerate(parts) if watched.gradient is None]
+        signs = bucket.buffer[-len(parts) :].real.tolist() if unused and self.use_differs else [1.0] * len(parts)
+        for (watched, part), sign in zip(parts, signs, strict=True):
+            if watched.gradient is None and sign > 0:
+                watched.held.parameter.grad = part if watched.is_plain else torch.empty_like(watched.held.parameter)
+            if watched.gradient is not None and not watched.is_plain:
+                watched.gradient.copy_(part)

@@ -17,6 +17,9 @@ from torch import Tensor
 
 from cost_aware_trainer.telemetry.traffic import Axis, Traffic
 
+LOGITS_BYTES = 64 * 2**20
+"""Size of logits in float32 up to which they are cast at once. More are cast a piece at a time."""
+
 
 @dataclass(frozen=True)
 class TensorAxis:
@@ -39,13 +42,16 @@ class TensorAxis:
         """Sums partial sums (samples, positions, …) and scatters them as (samples, positions / degree, …). Gradients are gathered."""
         return x if self.group is None else _ScatterSum.apply(x, self)
 
-    def embed(self, tokens: Tensor, rows: Tensor) -> Tensor:
-        """Turns tokens (samples, positions) into vectors (samples, positions / degree, hidden). `rows` is this rank's vocabulary."""
+    def embed(self, tokens: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """Turns tokens (samples, positions) into vectors (samples, positions / degree, hidden) of a type.
+
+        `rows` is this rank's vocabulary, in the weights' own type.
+        """
         if self.group is None:
-            return F.embedding(tokens, rows)
+            return F.embedding(tokens, rows).to(dtype)
         first = self.rank * rows.shape[0]
         is_mine = (tokens >= first) & (tokens < first + rows.shape[0])
-        vectors = F.embedding((tokens - first).where(is_mine, 0), rows)
+        vectors = F.embedding((tokens - first).where(is_mine, 0), rows).to(dtype)
         return self.scatter_sum(vectors * is_mine.unsqueeze(-1).to(vectors.dtype))
 
     def summed_loss(self, logits: Tensor, targets: Tensor) -> Tensor:
@@ -53,18 +59,17 @@ class TensorAxis:
 
         Logits are (samples, positions, vocabulary / degree) and never gathered.
         """
-        flat = logits.float().flatten(0, 1)
-        if self.group is None:
-            return F.cross_entropy(flat, targets.flatten(), reduction="sum")
-        losses: Tensor = _CrossEntropy.apply(flat, targets.flatten(), self)
-        return losses.sum()
+        return self.losses(logits, targets).sum()
 
     def losses(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy in nats of each position, (samples × positions), without gradients."""
-        flat = logits.float().flatten(0, 1)
-        if self.group is None:
-            return F.cross_entropy(flat, targets.flatten(), reduction="none")
-        losses: Tensor = _CrossEntropy.apply(flat, targets.flatten(), self)
+        """Cross-entropy in nats of each position, (samples × positions), in float32.
+
+        Logits are consumed: one backward pass writes their gradient over them, where they are too many to be held twice.
+        """
+        flat, targets = logits.flatten(0, 1), targets.flatten()
+        if self.group is None and flat.shape[0] <= _rows_at_once(flat):
+            return F.cross_entropy(flat.float(), targets, reduction="none")
+        losses: Tensor = _CrossEntropy.apply(flat, targets, self)
         return losses
 
     def all_reduce(self, x: Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
@@ -127,25 +132,45 @@ class _ScatterSum(torch.autograd.Function):
         return axis.gather_positions(gradient), None
 
 
+def _rows_at_once(logits: Tensor) -> int:
+    """Number of tokens whose logits are held in float32 at once."""
+    return max(1, LOGITS_BYTES // (4 * logits.shape[1]))
+
+
 class _CrossEntropy(torch.autograd.Function):
-    """Losses (tokens) of logits (tokens, vocabulary / degree). One maximum and one sum of two values travel for each token."""
+    """Losses (tokens) of logits (tokens, vocabulary / degree), in float32 for some tokens at a time.
+
+    One maximum and one sum of two values travel for each token. The backward pass overwrites the logits with their gradient:
+    with a vocabulary of 128,000 they are larger than all else that one layer holds (Wijmans et al., 2411.09009).
+    """
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, axis: TensorAxis) -> Tensor:
-        first = axis.rank * logits.shape[1]
-        largest = logits.amax(dim=1)
-        axis.all_reduce(largest, dist.ReduceOp.MAX)
-        exponentials = (logits - largest.unsqueeze(1)).exp()
+        rows, first = _rows_at_once(logits), axis.rank * logits.shape[1]
         is_mine = (targets >= first) & (targets < first + logits.shape[1])
         index = (targets - first).where(is_mine, 0).unsqueeze(1)
-        of_target = (logits.gather(1, index).squeeze(1) - largest) * is_mine
-        sums = torch.stack((exponentials.sum(dim=1), of_target))
+        largest = logits.amax(dim=1).float()
+        axis.all_reduce(largest, dist.ReduceOp.MAX)
+        of_target = (logits.gather(1, index).squeeze(1).float() - largest) * is_mine
+        pieces = zip(torch.split(logits, rows), torch.split(largest, rows), strict=True)
+        exponentials = [(some.float() - top.unsqueeze(1)).exp_().sum(dim=1) for some, top in pieces]
+        sums = torch.stack((torch.cat(exponentials), of_target))
         axis.all_reduce(sums)
-        ctx.save_for_backward(exponentials / sums[0].unsqueeze(1), index, is_mine)
-        return sums[0].log() - sums[1]
+        log_sums = sums[0].log()
+        ctx.rows, ctx.is_spent = rows, False
+        ctx.save_for_backward(logits, largest + log_sums, index, is_mine)
+        return log_sums - sums[1]
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        probabilities, index, is_mine = ctx.saved_tensors
-        wanted = torch.zeros_like(probabilities).scatter_(1, index, is_mine.unsqueeze(1).to(probabilities.dtype))
-        return (probabilities - wanted) * gradient.unsqueeze(1), None, None
+        if ctx.is_spent:
+            raise RuntimeError("losses: a second backward pass; the first has written the gradient over the logits")
+        ctx.is_spent = True
+        logits, *others = ctx.saved_tensors
+        with torch.no_grad():
+            pieces = (torch.split(tensor, ctx.rows) for tensor in (logits, *others, gradient))
+            for some, log_sums, index, is_mine, factor in zip(*pieces, strict=True):
+                probabilities = (some.float() - log_sums.unsqueeze(1)).exp_()
+                probabilities.scatter_add_(1, index, -is_mine.unsqueeze(1).float())
+                some.copy_(probabilities.mul_(factor.unsqueeze(1)))
+        return logits, None, None

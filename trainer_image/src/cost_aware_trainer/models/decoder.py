@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -54,30 +56,60 @@ def shape_of(model: ModelPlan, strategy: StrategyPlan, tensor: TensorAxis) -> Pa
     return PartShape(model, tensor, strategy.recompute, COMPUTE_TYPES[strategy.precision])
 
 
-class Matrix(nn.Module):
+class CastWeight(nn.Module):
+    """Module of one weight that is used in the plan's precision and kept in fp32."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(shape))
+        self._dtype = dtype
+        self._cast: Tensor | None = None
+
+    def cast(self) -> None:
+        """Casts the weight once, for all passes until `drop_cast`. Gradients of the passes still add up in fp32."""
+        if self.weight.dtype != self._dtype:
+            self._cast = self.weight.to(self._dtype)
+
+    def drop_cast(self) -> None:
+        """Ends what `cast` began: the weight may change."""
+        self._cast = None
+
+    def _cast_weight(self) -> Tensor:
+        return self.weight.to(self._dtype) if self._cast is None else self._cast
+
+
+class Matrix(CastWeight):
     """Linear map without bias, or one tensor-parallel rank's part of it, computed in the plan's precision."""
 
     def __init__(self, inputs: int, outputs: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
-        self._dtype = dtype
+        super().__init__((outputs, inputs), dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Maps (…, inputs) to (…, outputs)."""
-        return F.linear(x.to(self._dtype), self.weight.to(self._dtype))
+        return F.linear(x.to(self._dtype), self._cast_weight())
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(CastWeight):
     """Root-mean-square normalisation with a learned scale; (..., hidden) to the same shape and type."""
 
-    def __init__(self, hidden: int, epsilon: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(hidden))
+    def __init__(self, hidden: int, epsilon: float, dtype: torch.dtype) -> None:
+        super().__init__((hidden,), dtype)
         self._epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalises the last dimension."""
-        return F.rms_norm(x, (x.shape[-1],), self.weight.to(x.dtype), eps=self._epsilon)
+        return F.rms_norm(x, (x.shape[-1],), self._cast_weight(), eps=self._epsilon)
+
+
+class Embedding(CastWeight):
+    """Rows of the vocabulary, and, where the head is tied to it, the head."""
+
+    def __init__(self, rows: int, hidden: int, dtype: torch.dtype) -> None:
+        super().__init__((rows, hidden), dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Maps (…, hidden) to logits (…, rows)."""
+        return F.linear(x, self._cast_weight())
 
 
 class Attention(nn.Module):
@@ -142,9 +174,9 @@ class Layer(nn.Module):
     def __init__(self, shape: PartShape) -> None:
         super().__init__()
         self._tensor = shape.tensor
-        self.attention_norm = RMSNorm(shape.model.hidden, shape.model.rms_norm_eps)
+        self.attention_norm = RMSNorm(shape.model.hidden, shape.model.rms_norm_eps, shape.dtype)
         self.attention = Attention(shape)
-        self.feed_forward_norm = RMSNorm(shape.model.hidden, shape.model.rms_norm_eps)
+        self.feed_forward_norm = RMSNorm(shape.model.hidden, shape.model.rms_norm_eps, shape.dtype)
         self.feed_forward = FeedForward(shape)
 
     def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor]) -> Tensor:
@@ -163,10 +195,10 @@ class Decoder(nn.Module):
         self._shape, self._stage = shape, stage
         is_tied = model.tied_embeddings
         if stage.is_first or (stage.is_last and is_tied):
-            self.embedding = nn.Embedding(rows, model.hidden)
+            self.embedding = Embedding(rows, model.hidden, shape.dtype)
         self.layers = nn.ModuleDict({str(index): Layer(shape) for index in stage.layers})
         if stage.is_last:
-            self.norm = RMSNorm(model.hidden, model.rms_norm_eps)
+            self.norm = RMSNorm(model.hidden, model.rms_norm_eps, shape.dtype)
         if stage.is_last and not is_tied:
             self.head = Matrix(model.hidden, rows, shape.dtype)
         self._rotary: tuple[Tensor, Tensor] | None = None
@@ -179,7 +211,8 @@ class Decoder(nn.Module):
         """
         axis = self._shape.tensor
         if self._stage.is_first:
-            x = axis.embed(x, self.embedding.weight.to(self._shape.dtype))
+            # only the rows that are used are cast
+            x = axis.embed(x, self.embedding.weight, self._shape.dtype)
         rotary = self._rotary_tables(x.shape[1] * axis.degree, x.device)
         for layer in self.layers.values():
             if self._shape.recompute is Recompute.FULL and torch.is_grad_enabled():
@@ -189,10 +222,22 @@ class Decoder(nn.Module):
         if not self._stage.is_last:
             return x
         x = axis.gather(self.norm(x))
-        if self._shape.model.tied_embeddings:
-            return F.linear(x, self.embedding.weight.to(x.dtype))
-        logits: Tensor = self.head(x)
+        logits: Tensor = self.embedding(x) if self._shape.model.tied_embeddings else self.head(x)
         return logits
+
+    @contextmanager
+    def weights_cast(self) -> Iterator[None]:
+        """Casts each weight once for all passes inside the block, in which no weight may change."""
+        modules = [module for module in self.modules() if isinstance(module, CastWeight)]
+        heads = self._stage.is_last and self._shape.model.tied_embeddings
+        chosen = [module for module in modules if heads or not isinstance(module, Embedding)]
+        for module in chosen:
+            module.cast()
+        try:
+            yield
+        finally:
+            for module in chosen:
+                module.drop_cast()
 
     def _rotary_tables(self, positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Cosines and sines (positions, head_size / 2), kept between calls outside of the module's state."""

@@ -17,7 +17,7 @@ def heldout_loss(part: ModelPart, corpus: Corpus, mesh: Mesh, samples: int, micr
     # Sharded replicas gather weights together, so all of them make the same number of passes.
     rounds = -(-len(starts) // (degree * micro_batch))
     loss_sum = 0.0
-    with torch.no_grad():
+    with torch.no_grad(), part.weights_cast():
         for index in range(rounds):
             mesh.ranks.heartbeat.beat()
             first = (index * degree + mesh.place.data) * micro_batch

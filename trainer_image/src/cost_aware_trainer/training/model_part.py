@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -135,7 +135,7 @@ class ModelPart:
         for scatter, _ in self.scatters:
             scatter.is_uncompressed = uncompressed
         pipeline = self._pipeline
-        with waits_timed(self.mesh.traffic) if self.is_sharded else nullcontext():
+        with waits_timed(self.mesh.traffic) if self.is_sharded else self.weights_cast():
             loss_sum = pipeline.step(list(batches), scale) if pipeline else self._accumulate(batches, scale)
         if self.data_sum:
             self.data_sum.finish()
@@ -145,24 +145,44 @@ class ModelPart:
             self.mesh.traffic.count(Axis.DATA, self._sharded_bytes(Compression.NONE if uncompressed else None))
         return loss_sum
 
+    @contextmanager
+    def weights_cast(self) -> Iterator[None]:
+        """Casts weights to the precision of compute once for all passes inside the block. fully_shard casts what it gathers."""
+        with ExitStack() as stack:
+            for _, decoder in self._stages if not self.is_sharded else ():
+                stack.enter_context(decoder.weights_cast())
+            yield
+
     def _accumulate(self, batches: Iterable[Tensor], scale: float) -> Tensor:
         (_, decoder), *_ = self._stages
         loss_sum = torch.zeros((), dtype=torch.float64, device=self.mesh.ranks.device)
         for index, tokens in enumerate(batches):
-            if isinstance(decoder, FSDPModule) and self._plan.strategy.sharding is Sharding.ZERO1:
-                decoder.set_requires_gradient_sync(index == self._micro_batches - 1)
+            if isinstance(decoder, FSDPModule):
+                self._share_out(decoder, is_last=index == self._micro_batches - 1)
             loss = self._tensor.summed_loss(decoder(tokens[:, :-1]), tokens[:, 1:])
             (loss * scale).backward()  # type: ignore[no-untyped-call]
             loss_sum += loss.detach()
         return loss_sum
 
+    def _share_out(self, decoder: FSDPModule, *, is_last: bool) -> None:
+        """Lets only the step's last backward pass do what need not be done in each: ZeRO-1 and 2 keep their weights gathered."""
+        sharding = self._plan.strategy.sharding
+        if sharding is Sharding.ZERO1:
+            decoder.set_requires_gradient_sync(is_last)
+        if sharding is not Sharding.ZERO3:
+            decoder.set_reshard_after_backward(is_last)
+
     def _sharded_bytes(self, compression: Compression | None = None) -> float:
-        """Bytes that fully_shard sends in a step: one gather of weights and one scatter of gradients, or more of both."""
+        """Bytes that fully_shard sends in a step: one gather of weights and one scatter of gradients, or more of both.
+
+        ZeRO-3 gathers for each forward and each backward pass. Gradients are scattered in each micro-batch, by ZeRO-1 and
+        pipelines in the last.
+        """
         degree, strategy = self._plan.degrees.data, self._plan.strategy
         weights_bytes = sum(held.value.numel() for held in self.parameters) * (degree - 1)
         gathered_bytes = weights_bytes * (2 if strategy.precision is Precision.BF16 else 4)
         often = 1 if self._pipeline or strategy.sharding is Sharding.ZERO1 else self._micro_batches
-        gathers = (2 if strategy.sharding is Sharding.ZERO3 else 1) * self._micro_batches
+        gathers = 2 * self._micro_batches if strategy.sharding is Sharding.ZERO3 else 1
         return float(
             gathers * gathered_bytes + often * weights_bytes * element_bytes(compression or strategy.compression)
         )
