@@ -90,4 +90,4 @@ def session_step(corpus: Any, folder: Path, steps: int) -> tuple[Any, Any]:
 
 
 if __name__ == "__main__":
-    measure(rank_main, "cost_aware_trainer.training.session", __doc__)
+    measure(rank_main, "cost_aware_trainer.training.sessions.session", __doc__)

@@ -23,7 +23,7 @@ def test_a_step_of_the_trainer_reads_the_device_once(pool, plan_of, name):
     for rank in pool.run(degrees.ranks, "host_reads", plan=plan.to_json(), steps=3):
         for places in rank:
             assert len(places) == 1, places
-            assert places[0].startswith("collectives.py")
+            assert places[0].startswith("votes.py")
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
@@ -33,4 +33,4 @@ def test_a_step_of_a_session_reads_the_device_once(pool, tmp_path, world, micro_
     for rank in pool.run(world, "session_host_reads", folder=folder, micro_batches=micro_batches, steps=3):
         for places in rank[:-1]:
             assert len(places) == 1, places
-            assert places[0].startswith("collectives.py")
+            assert places[0].startswith("votes.py")

@@ -11,12 +11,19 @@ def serve(connection, rank, port):
     import torch.distributed as dist
 
     torch.set_num_threads(1)
-    from tests.support.ranks import cases, checkpoint_cases, compression_cases, probe_cases, session_cases
+    from tests.support.ranks import (
+        cases,
+        checkpoint_cases,
+        compression_cases,
+        late_cases,
+        probe_cases,
+        session_cases,
+    )
 
     from cost_aware_trainer.distributed.collectives import Rendezvous, disconnect
 
     known = vars(cases) | vars(checkpoint_cases) | vars(compression_cases) | vars(probe_cases)
-    known |= vars(session_cases)
+    known |= vars(session_cases) | vars(late_cases)
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
     gc.freeze()
     while True:

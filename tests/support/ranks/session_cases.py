@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from cost_aware_trainer.contract import ENV_RESULT_FILE, RunResult
 from cost_aware_trainer.distributed.collectives import Rendezvous, disconnect
 from cost_aware_trainer.telemetry.metrics import RankMetrics
-from cost_aware_trainer.training.session import TrainingSession
+from cost_aware_trainer.training.sessions.session import TrainingSession
 
 SAMPLES = 36
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cost_aware_trainer.training.session import TrainingSession as TrainingSession
+    from cost_aware_trainer.training.sessions.session import TrainingSession as TrainingSession
 
 __all__ = ["TrainingSession"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "TrainingSession":
-        from cost_aware_trainer.training.session import TrainingSession
+        from cost_aware_trainer.training.sessions.session import TrainingSession
 
         return TrainingSession
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,5 @@
 import pytest
+from tests.support.factories.told_time import ToldTime
 
 from cost_aware_trainer.contract import DegreesPlan, Phase
 from cost_aware_trainer.distributed.layout import Coordinates
@@ -8,12 +9,11 @@ from cost_aware_trainer.telemetry.phases import PhaseClock
 
 class Clock(PhaseClock):
     def __init__(self):
-        self.now = 0.0
-        super().__init__(lambda: self.now)
+        super().__init__(ToldTime())
 
     def spend(self, phase, seconds):
         with self.phase(phase):
-            self.now += seconds
+            self.device_time.now += seconds
 
 
 def test_only_ranks_of_the_same_stage_are_compared():
@@ -28,8 +28,8 @@ def test_no_more_is_moved_than_was_waited_and_the_step_keeps_its_length():
     clock = Clock()
     for phase, seconds in ((Phase.COMPUTE, 1.0), (Phase.TENSOR_COMMUNICATION, 0.5), (Phase.COMMUNICATION, 2.0)):
         clock.spend(phase, seconds)
-    book_straggler_wait(clock, [1.0, 1.75, 2.0, 1.0], Coordinates(0, 0, 0), DegreesPlan(data=2, tensor=2))
-    lap = clock.lap()
+    lap = clock.end_lap().lap()
+    book_straggler_wait(lap, [1.0, 1.75, 2.0, 1.0], Coordinates(0, 0, 0), DegreesPlan(data=2, tensor=2))
     assert lap.phase_seconds[Phase.STRAGGLER_WAIT] == pytest.approx(1.0)
     assert lap.phase_seconds[Phase.TENSOR_COMMUNICATION] == 0.0
     assert lap.phase_seconds[Phase.COMMUNICATION] == pytest.approx(1.5)
@@ -37,17 +37,27 @@ def test_no_more_is_moved_than_was_waited_and_the_step_keeps_its_length():
 
 
 def test_work_after_a_vote_counts_in_the_next_and_other_phases_never():
-    clock = Clock()
-    meter = WorkMeter(clock)
+    clock, meter = Clock(), WorkMeter()
     clock.spend(Phase.DATA, 1.0)
     clock.spend(Phase.COMMUNICATION, 10.0)
-    assert meter.seconds() == pytest.approx(1.0)
+    assert meter.seconds(clock.so_far()) == pytest.approx(1.0)
     clock.spend(Phase.OPTIMIZER, 0.5)
     clock.spend(Phase.CHECKPOINT, 7.0)
-    meter.end(clock.lap())
+    meter.end(clock.end_lap().lap())
     clock.spend(Phase.COMPUTE, 2.0)
-    assert meter.seconds() == pytest.approx(2.5)
+    assert meter.seconds(clock.so_far()) == pytest.approx(2.5)
     clock.spend(Phase.OPTIMIZER, 0.5)
-    meter.end(None)
-    clock.lap()
-    assert meter.seconds() == 0.0
+    clock.end_lap()
+    meter.forget()
+    assert meter.seconds(clock.so_far()) == 0.0
+
+
+def test_where_a_step_s_work_is_not_known_at_its_vote_the_last_known_step_s_is_told_whole():
+    clock, meter = Clock(), WorkMeter()
+    assert meter.seconds(None) == 0.0
+    for seconds in (1.0, 3.0):
+        clock.spend(Phase.DATA, seconds)
+        clock.spend(Phase.COMMUNICATION, 10.0)
+        clock.spend(Phase.OPTIMIZER, 0.5)
+        meter.end(clock.end_lap().lap())
+        assert meter.seconds(None) == pytest.approx(seconds + 0.5)

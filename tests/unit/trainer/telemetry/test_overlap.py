@@ -1,7 +1,9 @@
 import pytest
 import torch
+from tests.support.factories.told_time import ToldTime
 
-from cost_aware_trainer.telemetry.overlap import OverlapMeter, hidden_seconds
+from cost_aware_trainer.telemetry.overlap import Overlap, hidden_seconds
+from cost_aware_trainer.telemetry.traffic import Axis, Traffic
 
 
 @pytest.mark.parametrize(
@@ -18,16 +20,24 @@ def test_what_several_sums_cover_counts_once_and_only_behind_computation(spans, 
     assert hidden_seconds(spans, until) == pytest.approx(seconds)
 
 
-def test_a_step_s_sums_are_forgotten_with_it(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("cost_aware_trainer.telemetry.overlap.time.perf_counter", lambda: now[0])
-    meter = OverlapMeter(torch.device("cpu"))
-    end = meter.begin()
-    now[0] = 2.0
+def test_a_sum_that_has_not_said_that_it_ended_ran_to_the_end_of_computation():
+    overlap = Overlap(ToldTime())
+    end = overlap.begin()
+    overlap.device_time.now = 2.0
     end()
-    meter.begin()
-    now[0] = 5.0
-    meter.computed()
-    # the second has not said yet that it has ended
-    assert meter.take_seconds() == pytest.approx(5.0)
-    assert meter.take_seconds() == 0.0
+    overlap.begin()
+    overlap.device_time.now = 5.0
+    overlap.computed()
+    assert overlap.seconds() == pytest.approx(5.0)
+
+
+def test_a_step_s_waits_and_sums_are_taken_with_it():
+    traffic = Traffic(torch.device("cpu"))
+    traffic.overlap.begin()()
+    with traffic.exposed(Axis.TENSOR, 5.0):
+        traffic.overlap.computed()
+    taken = traffic.take_waits()
+    assert taken.seconds()[Axis.TENSOR] > 0
+    assert set(traffic.take_waits().seconds().values()) == {0.0}
+    assert traffic.overlap.seconds() == 0.0
+    assert [traffic.take_bytes()[Axis.TENSOR] for _ in range(2)] == [5.0, 0.0]

@@ -24,10 +24,6 @@ ENV_COLLECTIVE_TIMEOUT = "CATJ_COLLECTIVE_TIMEOUT_SECONDS"
 TIMEOUT = timedelta(seconds=float(os.environ.get(ENV_COLLECTIVE_TIMEOUT, "60")))
 """Time-out of a collective. One that takes longer has lost a peer. Every other rank would pay for torch's own 30 minutes."""
 
-_FLAGS = 7
-_LIMBS = 4
-_LIMB_BITS = 16
-
 
 @dataclass(frozen=True)
 class Ranks:
@@ -102,6 +98,20 @@ class Ranks:
         if self.device.type != "cuda":
             return values.to(self.device)
         return values.pin_memory().to(self.device, non_blocking=True)
+
+    def to_host(self, values: Tensor) -> tuple[Tensor, Any]:
+        """Copies values from the device to the host without waiting for it.
+
+        Returns:
+            the copy, and the event after which it holds the values; None if it holds them already.
+        """
+        if self.device.type != "cuda":
+            return values, None
+        copy = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        copy.copy_(values, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return copy, event
 
     def broadcast_json(self, document: Any) -> Any:
         """Sends rank 0's document to every rank, as JSON in a byte tensor, so that nothing is unpickled."""
@@ -189,92 +199,6 @@ def disconnect() -> None:
     """Destroys the process groups, if there are any."""
     if dist.is_initialized():
         dist.destroy_process_group()
-
-
-@dataclass(frozen=True)
-class StepVote:
-    """Combination of all ranks' contributions to the one small all-reduce of a step.
-
-    A rank's own contribution may hold loss and norm as they are on its device: they are read once, with all the rest.
-    """
-
-    loss_sum: float | Tensor
-    """Sum of this rank's training losses in the step, nats."""
-    checksum: int
-    """Checksum of the samples that this rank reports."""
-    squared_norm: float | Tensor = 0.0
-    """This rank's share of the gradient's squared norm."""
-    wants_stop: bool = False
-    """Whether the rank was asked to stop."""
-    wants_checkpoint: bool = False
-    """Whether a periodic checkpoint is due."""
-    save_failed: bool = False
-    """Whether a save has failed on this rank."""
-    is_ready: bool = False
-    """Whether the rank has seen a new plan. The combined vote says whether all have."""
-    wants_copy: bool = False
-    """Whether a copy to other nodes' memory is due."""
-    is_copying: bool = False
-    """Whether such a copy is under way."""
-    buffers_changed: bool = False
-    """Whether a forward pass changed a buffer that is not made equal after each step yet."""
-    work_seconds: float = 0.0
-    """Seconds that the rank itself has worked since the last vote."""
-    work_seconds_of: tuple[float, ...] = ()
-    """Those seconds of every rank, by rank; only in the combined vote."""
-
-
-@dataclass(frozen=True)
-class Agreed(StepVote):
-    """Vote that all ranks have agreed on, with numbers on the host."""
-
-    loss_sum: float
-    """Sum of all ranks' training losses in the step, nats."""
-    squared_norm: float = 0.0
-    """Squared norm of the whole gradient."""
-
-
-def combine(ranks: Ranks, vote: StepVote) -> Agreed:
-    """Combines the votes of all ranks in one all-reduce, and reads the device once.
-
-    Losses, squared norms and checksums (modulo 2^64) are summed. A flag is true if it is true on any rank, except
-    `is_ready`, which must be true on all. Each rank's working time has a place of its own, to which the others add 0. A
-    checksum travels as four limbs of 16 bits, whose sums float64 holds exactly for up to 2^37 ranks.
-    """
-    limbs = [float((vote.checksum >> (_LIMB_BITS * i)) & 0xFFFF) for i in range(_LIMBS)]
-    votes = (
-        *(vote.wants_stop, vote.wants_checkpoint, vote.save_failed),
-        *(vote.wants_copy, vote.is_copying, vote.is_ready, vote.buffers_changed),
-    )
-    flags = [float(flag) for flag in votes]
-    work = [vote.work_seconds if rank == ranks.rank else 0.0 for rank in range(ranks.size)]
-    of_device = [
-        torch.as_tensor(value, dtype=torch.float64, device=ranks.device) for value in (vote.loss_sum, vote.squared_norm)
-    ]
-    of_host = torch.tensor([*flags, *limbs, *work], dtype=torch.float64)
-    joined = torch.cat([torch.stack(of_device), ranks.to_device(of_host)])
-    loss_sum, squared_norm, *rest = ranks.sum_tensor(joined).tolist()
-    (stop, checkpoint, failed, copy, copying, ready, buffers), rest = rest[:_FLAGS], rest[_FLAGS:]
-    summed_limbs, work = rest[:_LIMBS], rest[_LIMBS:]
-    checksum = sum(int(limb) << (_LIMB_BITS * i) for i, limb in enumerate(summed_limbs)) & ((1 << 64) - 1)
-    return Agreed(
-        loss_sum,
-        checksum,
-        squared_norm,
-        stop > 0,
-        checkpoint > 0,
-        failed > 0,
-        ready == ranks.size,
-        copy > 0,
-        copying > 0,
-        buffers > 0,
-        work_seconds_of=tuple(work),
-    )
-
-
-def combine_bytes(ranks: Ranks) -> float:
-    """Bytes that each rank sends for `combine`, in a ring."""
-    return ring_bytes((2 + _FLAGS + _LIMBS + ranks.size) * 8, ranks.size)
 
 
 def ring_bytes(payload_bytes: float, ranks: int) -> float:

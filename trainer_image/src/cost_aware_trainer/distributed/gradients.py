@@ -1,4 +1,4 @@
-"""Gradients of a rank's parameters: their sums over the ranks that share them, their global norm, and clipping."""
+"""Gradients of a rank's parameters: their sums over the ranks that share them, and their global norm."""
 
 from __future__ import annotations
 
@@ -98,9 +98,3 @@ def squared_norm(mesh: Mesh, parameters: Sequence[HeldParameter], *, is_sharded:
     if not mine:
         return torch.zeros((), dtype=torch.float64, device=mesh.ranks.device)
     return torch.stack(torch._foreach_norm(mine)).double().square().sum()
-
-
-def clip(parameters: Sequence[HeldParameter], norm: float, largest_norm: float) -> None:
-    """Scales all gradients down to the largest norm allowed, if the global norm is larger."""
-    if norm > largest_norm:
-        torch._foreach_mul_([held.gradient for held in parameters], largest_norm / (norm + 1e-6))

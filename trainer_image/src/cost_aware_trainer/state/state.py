@@ -61,7 +61,7 @@ def allocate_moments(optimizer: torch.optim.Optimizer, parameters: Sequence[Held
     """Gives every parameter the optimizer state that its first step would give it, so that loading can fill it."""
     for held in parameters:
         state = optimizer.state[held.parameter]
-        state["step"] = torch.zeros((), dtype=torch.float32)
+        state["step"] = torch.zeros((), dtype=torch.float32, device=held.value.device)
         for moment in MOMENTS:
             state[moment] = torch.zeros_like(held.parameter, memory_format=torch.preserve_format)
 

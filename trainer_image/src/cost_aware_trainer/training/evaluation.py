@@ -16,17 +16,18 @@ def heldout_loss(part: ModelPart, corpus: Corpus, mesh: Mesh, samples: int, micr
     degree, device = mesh.lengths[Axis.DATA], mesh.ranks.device
     # Sharded replicas gather weights together, so all of them make the same number of passes.
     rounds = -(-len(starts) // (degree * micro_batch))
-    loss_sum = 0.0
+    loss_sum = torch.zeros((), dtype=torch.float64, device=device)
     with torch.no_grad(), part.weights_cast():
         for index in range(rounds):
             mesh.ranks.heartbeat.beat()
             first = (index * degree + mesh.place.data) * micro_batch
             chosen = starts[first : first + micro_batch]
             is_spare = len(chosen) == 0
-            tokens = torch.from_numpy(corpus.heldout_tokens(starts[:1] if is_spare else chosen)).to(device)
+            tokens = mesh.ranks.to_device(torch.from_numpy(corpus.heldout_tokens(starts[:1] if is_spare else chosen)))
             losses = part.losses(tokens)
             if part.reports and losses is not None and not is_spare:
                 # In float64, so that grouping into micro-batches hardly shows.
-                loss_sum += float(losses.double().sum())
-    (total,) = mesh.ranks.sum([loss_sum])
+                loss_sum += losses.double().sum()
+    with mesh.ranks.heartbeat.waiting():
+        total = float(mesh.ranks.sum_tensor(loss_sum))
     return total / (len(starts) * corpus.sequence_length)

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from cost_aware_trainer.contract import RunPlan
+from cost_aware_trainer.contract import Phase, RunPlan
 from cost_aware_trainer.data.samples import SampleOrder, Shard, Uint64Array
 from cost_aware_trainer.data.token_files import Corpus
 from cost_aware_trainer.distributed.collectives import Ranks
 from cost_aware_trainer.distributed.compression.sums import BITS
-from cost_aware_trainer.distributed.gradients import clip
 from cost_aware_trainer.distributed.layout import Shape
 from cost_aware_trainer.distributed.mesh import build_mesh
 from cost_aware_trainer.distributed.stragglers import book_straggler_wait
 from cost_aware_trainer.state.state import Checksums, StatePart, allocate_moments, parts_of
-from cost_aware_trainer.telemetry.phases import PhaseClock
+from cost_aware_trainer.telemetry.phases import Lap
+from cost_aware_trainer.telemetry.traffic import PHASE_OF, Waits
 from cost_aware_trainer.training.evaluation import heldout_loss
 from cost_aware_trainer.training.model_part import ModelPart
-from cost_aware_trainer.training.optimizer import build_optimizer, set_learning_rate
+from cost_aware_trainer.training.optimizer import build_optimizer, set_learning_rate, update
 
 
 class RankModel:
@@ -77,19 +77,22 @@ class RankModel:
         loss_sum = self.part.step(batches, scale, uncompressed=warms_up)
         return loss_sum if self.reports else 0.0, self.part.squared_gradient_norm()
 
-    def bubble_seconds(self, compute_seconds: float) -> float:
-        """See `Pipeline.bubble_seconds`; 0 without a pipeline."""
-        return self.part.bubble_seconds(compute_seconds)
+    def book(self, lap: Lap, waits: Waits) -> None:
+        """Moves a step's waits, which lie in the time of its forward and backward passes, to phases of their own."""
+        for axis, seconds in waits.seconds().items():
+            lap.move(Phase.COMPUTE, PHASE_OF[axis], seconds)
+        # the schedule explains this part of the waits for neighbours; the rest is the sends themselves
+        bubble_seconds = self.part.bubble_seconds(lap.phase_seconds[Phase.COMPUTE])
+        lap.move(Phase.PIPELINE_COMMUNICATION, Phase.PIPELINE_BUBBLE, bubble_seconds)
 
-    def book_straggler_wait(self, clock: PhaseClock, work_seconds: Sequence[float]) -> None:
+    def book_straggler_wait(self, lap: Lap, seconds_of: Sequence[float]) -> None:
         """See `stragglers.book_straggler_wait`."""
-        book_straggler_wait(clock, work_seconds, self.mesh.place, self.plan.degrees)
+        book_straggler_wait(lap, seconds_of, self.mesh.place, self.plan.degrees)
 
-    def update(self, norm: float, rate: float) -> None:
-        """Clips by the global norm and applies the optimizer's step."""
-        clip(self.part.parameters, norm, self.plan.optimizer.gradient_clip)
+    def update(self, loss_and_norm: Tensor, rate: float) -> None:
+        """Clips by the global norm and applies the optimizer's step, unless loss or norm, on the device, are not finite."""
         set_learning_rate(self._optimizer, rate)
-        self._optimizer.step()
+        update(self._optimizer, loss_and_norm, self.plan.optimizer.gradient_clip)
 
     def drain_residuals(self) -> dict[str, Tensor]:
         """See `ModelPart.drain_residuals`."""

@@ -29,8 +29,9 @@ from cost_aware_trainer.contract import (
 from cost_aware_trainer.contract.rank_environment import RankEnvironment, StepsLog
 from cost_aware_trainer.data.prefetch import Prefetcher
 from cost_aware_trainer.data.samples import SampleOrder, add_checksums, checksum
-from cost_aware_trainer.distributed.collectives import Ranks, StepVote, combine, combine_bytes, disconnect
+from cost_aware_trainer.distributed.collectives import Ranks, disconnect
 from cost_aware_trainer.distributed.stragglers import WorkMeter
+from cost_aware_trainer.distributed.votes import Agreed, Ballot, StepVote
 from cost_aware_trainer.models.decoder import model_flops_per_token, parameter_shapes
 from cost_aware_trainer.state.checkpoint import Checkpointer
 from cost_aware_trainer.state.manifests import RunFacts
@@ -39,14 +40,15 @@ from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.reconfigure import Carried, Succession, check_successor, hand_over
 from cost_aware_trainer.state.saves import PeriodicSaves
 from cost_aware_trainer.state.state import StatePart, residual_parts
+from cost_aware_trainer.telemetry.device_time import DeviceTime
 from cost_aware_trainer.telemetry.launch_stages import Stopwatch
-from cost_aware_trainer.telemetry.metrics import RankMetrics, peak_memory_bytes
+from cost_aware_trainer.telemetry.metrics import RankMetrics
 from cost_aware_trainer.telemetry.phases import PhaseClock
-from cost_aware_trainer.telemetry.traffic import PHASE_OF, Axis
 from cost_aware_trainer.training.corpus import open_corpus
 from cost_aware_trainer.training.optimizer import learning_rate
 from cost_aware_trainer.training.rank_model import RankModel
-from cost_aware_trainer.training.step_report import StepReport, run_result
+from cost_aware_trainer.training.step_report import run_result
+from cost_aware_trainer.training.under_way import StepUnderWay, take_ended
 
 logger = logging.getLogger(__name__)
 
@@ -96,13 +98,15 @@ class Trainer:
         self._resume()
         watch.end(LaunchStage.LOAD)
         self._stage_seconds = watch.stage_seconds
-        self._clock = PhaseClock(synchronise=ranks.synchronise, on_phase=self._beat)
-        self._work = WorkMeter(self._clock)
+        self._clock = PhaseClock(DeviceTime.of(ranks.device), on_phase=self._beat)
+        self._work = WorkMeter()
+        self._started = self._progress.step
+        self._under_way: list[StepUnderWay] = []
         self.saves = PeriodicSaves(self.checkpointer, ranks, metrics, plan.checkpoint.interval_seconds)
         """Periodic saves to those checkpoints."""
 
     def _beat(self, phase: Phase) -> None:
-        self._ranks.heartbeat.beat(phase.value, self._progress.step + 1)
+        self._ranks.heartbeat.beat(phase.value, self._started)
 
     def _facts(self) -> RunFacts:
         return RunFacts(
@@ -155,9 +159,9 @@ class Trainer:
         """
         try:
             stopped = False
-            while self._progress.step < self._plan.steps and not stopped:
+            while self._started < self._plan.steps and not stopped:
                 stopped = self.step()
-                if self._is_superseded and not stopped and self._progress.step < self._plan.steps:
+                if self._is_superseded and not stopped and self._started < self._plan.steps:
                     self.reconfigure()
         finally:
             self.close()
@@ -187,69 +191,95 @@ class Trainer:
         )
 
     def step(self) -> bool:
-        """Trains one optimizer step on the global batch. Returns True if the run is to stop after it."""
-        step = self._progress.step + 1
-        vote = self._accumulate()
-        with self._clock.phase(Phase.COMMUNICATION):
-            agreed = combine(self._ranks, vote)
-        self.rank_model.book_straggler_wait(self._clock, agreed.work_seconds_of)
-        loss = agreed.loss_sum / (self._plan.batch.global_samples * self._plan.model.sequence_length)
-        gradient_norm = math.sqrt(agreed.squared_norm)
-        rate = self._update(step, loss, gradient_norm)
-        self._progress = self._progress.advanced(agreed.checksum, loss)
-        self._is_superseded = agreed.is_ready
-        if agreed.save_failed:
-            self.saves.settle()
-        is_last = step == self._plan.steps
-        stops = agreed.wants_stop and not is_last
-        evaluates = step % self._plan.evaluate_every_steps == 0 or is_last
+        """Trains one optimizer step on the global batch. Returns True if the run is to stop after it.
+
+        Where the device works behind the host, it always has a step to do: what ranks agree on in one is read in the next, unless
+        the state is needed as it is after this one.
+        """
+        step = self._start()
+        votes = self._read_votes(leaving=1 if self._clock.device_time.is_late else 0)
+        is_last = step.number == self._plan.steps
+        evaluates = step.number % self._plan.evaluate_every_steps == 0 or is_last
+        if evaluates or any(vote.asks for vote in votes):
+            votes += self._read_votes(leaving=0)
+        asked = Agreed.any_of(votes) if votes else None
+        stops = asked is not None and asked.wants_stop and not is_last
+        self._is_superseded = asked is not None and asked.is_ready
         # Before the save: what turns out to be spoilt is not saved, and no peer is waited for between a save and the log's line
         # of its step, which a lost peer would cost. Only a stop has no time to evaluate first.
         if evaluates and not stops:
-            self._evaluate()
-        if agreed.wants_stop or agreed.wants_checkpoint or is_last:
-            self.save(wait=agreed.wants_stop or is_last, stops=stops)
-        if agreed.wants_copy and not (agreed.is_copying or agreed.wants_stop or is_last):
+            step.heldout_loss = self._evaluate()
+        if asked:
+            self._do(asked, is_last=is_last)
+        if evaluates and stops:
+            step.heldout_loss = self._evaluate()
+        step.sent_bytes = self.rank_model.mesh.traffic.take_bytes()
+        step.marks = self._clock.end_lap()
+        self._report()
+        return stops
+
+    def _start(self) -> StepUnderWay:
+        """Starts a step: forward and backward over this rank's share of it, the sums over the ranks, the vote, and the update."""
+        rank_model, self._trained = self.rank_model, 0
+        self._started = number = self._started + 1
+        loss_sum, squared_norm = rank_model.accumulate(number, self._read_batches(number))
+        waits, until_vote = rank_model.mesh.traffic.take_waits(), None
+        if not self._clock.device_time.is_late:
+            until_vote = self._clock.so_far()
+            rank_model.book(until_vote, waits)
+        flags = self._wants_stop(), self.saves.is_due(), self.saves.has_failed(), self._next_plan() is not None
+        copying, work_seconds = (self._memory.is_due, self._memory.poll()), self._work.seconds(until_vote)
+        vote = StepVote(loss_sum, self._trained, squared_norm, *flags, *copying, work_seconds=work_seconds)
+        with self._clock.phase(Phase.COMMUNICATION):
+            ballot = Ballot.cast(self._ranks, vote)
+        with self._clock.phase(Phase.OPTIMIZER):
+            rate = learning_rate(self._plan.optimizer, number, self._plan.steps)
+            rank_model.update(ballot.loss_and_norm, rate)
+        self._under_way.append(StepUnderWay(number, rate, ballot, waits))
+        return self._under_way[-1]
+
+    def _read_votes(self, leaving: int) -> list[Agreed]:
+        """Reads the votes of all steps under way but the last `leaving`, in order.
+
+        Raises:
+            DivergedError: the loss or the gradient of one is not finite. Its update, and all after it, were not applied.
+        """
+        votes = []
+        for step in self._under_way[: len(self._under_way) - leaving]:
+            if step.agreed is None:
+                step.agreed = agreed = step.ballot.read()
+                loss = agreed.loss_sum / (self._plan.batch.global_samples * self._plan.model.sequence_length)
+                if not (math.isfinite(loss) and math.isfinite(agreed.squared_norm)):
+                    raise DivergedError(
+                        f"step {step.number}: loss {loss}, gradient norm {agreed.gradient_norm}: not finite; the checkpoint of "
+                        f"step {self.checkpointer.saved_step} is kept; lower optimizer.learning_rate or warm up longer"
+                    )
+                step.progress = self._progress = self._progress.advanced(agreed.checksum, loss)
+                votes.append(agreed)
+        return votes
+
+    def _do(self, asked: Agreed, *, is_last: bool) -> None:
+        """Does what the ranks agreed on, with the state after the last step that was started."""
+        if asked.save_failed:
+            self.saves.settle()
+        if asked.wants_stop or asked.wants_checkpoint or is_last:
+            self.save(wait=asked.wants_stop or is_last, stops=asked.wants_stop and not is_last)
+        if asked.wants_copy and not (asked.is_copying or asked.wants_stop or is_last):
             with self._clock.phase(Phase.CHECKPOINT):
                 parts = self.rank_model.parts()
                 self.saves.check_finite(self._progress, parts)
                 self._memory.save(self._progress, self._attempt, parts)
-        if evaluates and stops:
-            self._evaluate()
-        self._report(gradient_norm, rate)
-        return agreed.wants_stop
 
-    def _accumulate(self) -> StepVote:
-        """Runs forward and backward over this rank's share of the step, and sums gradients over the ranks."""
-        rank_model, self._trained = self.rank_model, 0
-        loss_sum, squared_norm = rank_model.accumulate(self._progress.step + 1, self._read_batches())
-        self._clock.settle()
-        for axis, seconds in rank_model.mesh.traffic.take_seconds().items():
-            self._clock.move(Phase.COMPUTE, PHASE_OF[axis], seconds)
-        # the schedule explains this part of the waits for neighbours; the rest is the sends themselves
-        bubble_seconds = rank_model.bubble_seconds(self._clock.booked_seconds(Phase.COMPUTE))
-        self._clock.move(Phase.PIPELINE_COMMUNICATION, Phase.PIPELINE_BUBBLE, bubble_seconds)
-        flags = self._wants_stop(), self.saves.is_due(), self.saves.has_failed(), self._next_plan() is not None
-        return StepVote(
-            loss_sum,
-            self._trained,
-            squared_norm,
-            *flags,
-            self._memory.is_due,
-            self._memory.poll(),
-            work_seconds=self._work.seconds(),
-        )
-
-    def _read_batches(self) -> Iterator[Tensor]:
-        """Reads this replica's samples of the step when they are needed, and notes what is trained."""
+    def _read_batches(self, number: int) -> Iterator[Tensor]:
+        """Reads this replica's samples of a step when they are needed, and notes what is trained."""
         rank_model = self.rank_model
-        for positions in rank_model.positions(self._progress.step):
+        for positions in rank_model.positions(number - 1):
             with self._clock.phase(Phase.DATA):
                 tokens = self._prefetcher.take((int(positions[0]), len(positions)))
                 if rank_model.reports:
                     self._trained = add_checksums(self._trained, checksum(positions, self._order.at(positions)))
             yield tokens
-        following = rank_model.positions(self._progress.step + 1)
+        following = rank_model.positions(number)
         self._prefetcher.ahead((int(positions[0]), len(positions)) for positions in following)
 
     def _read_tokens(self, samples: tuple[int, int]) -> Tensor:
@@ -304,8 +334,8 @@ class Trainer:
         self._stage_seconds = watch.stage_seconds
         self._ranks.heartbeat.begin_anew()
         # The steps' clock starts again: this time belongs to no step.
-        self._clock.lap()
-        self._work.end(None)
+        self._clock.end_lap()
+        self._work.forget()
 
     def _tell_reconfigured(self, stage_seconds: Mapping[LaunchStage, float]) -> None:
         """Tells the agent how long it took from the order to the end of the first step, in the same process."""
@@ -316,18 +346,6 @@ class Trainer:
         if self._ranks.is_first:
             logger.info("attempt %d goes on in process after %.3f s", self._attempt, told.total_seconds)
 
-    def _update(self, step: int, loss: float, norm: float) -> float:
-        """Clips gradients, sets the rate and applies the step; returns the rate."""
-        with self._clock.phase(Phase.OPTIMIZER):
-            if not math.isfinite(loss) or not math.isfinite(norm):
-                raise DivergedError(
-                    f"step {step}: loss {loss}, gradient norm {norm}: not finite; the checkpoint of "
-                    f"step {self.checkpointer.saved_step} is kept; lower optimizer.learning_rate or warm up longer"
-                )
-            rate = learning_rate(self._plan.optimizer, step, self._plan.steps)
-            self.rank_model.update(norm, rate)
-        return rate
-
     def save(self, *, wait: bool, stops: bool = False) -> None:
         """Saves the state. If the ranks stop here, it includes residuals, because nobody adds them to a next gradient then."""
         rank_model = self.rank_model
@@ -337,51 +355,45 @@ class Trainer:
             parts += residual_parts(parts, residuals) if residuals else []
             self.saves.save(self._progress, self._attempt, parts, rank_model.checksums, wait=wait)
 
-    def _evaluate(self) -> None:
+    def _evaluate(self) -> float:
         with self._clock.phase(Phase.EVALUATION):
-            self._heldout_loss = self.rank_model.heldout_loss(self.corpus)
+            loss = self.rank_model.heldout_loss(self.corpus)
         # Waits of an evaluation belong to its own phase.
-        self.rank_model.mesh.traffic.take_seconds()
-        if not math.isfinite(self._heldout_loss):
-            nan, self._heldout_loss = self._heldout_loss, None
+        self.rank_model.mesh.traffic.take_waits()
+        if not math.isfinite(loss):
+            self._heldout_loss = None
             raise DivergedError(
-                f"step {self._progress.step}: the held-out loss is {nan}: the last update spoilt the weights; lower "
+                f"step {self._progress.step}: the held-out loss is {loss}: the last update spoilt the weights; lower "
                 "optimizer.learning_rate or warm up longer"
             )
-        self._metrics.set(Metric.HELDOUT_LOSS, self._heldout_loss)
+        self._heldout_loss = loss
+        self._metrics.set(Metric.HELDOUT_LOSS, loss)
         if self._ranks.is_first:
-            logger.info("step %d: held-out loss %.4f", self._progress.step, self._heldout_loss)
+            logger.info("step %d: held-out loss %.4f", self._progress.step, loss)
+        return loss
 
-    def _report(self, gradient_norm: float, rate: float) -> None:
-        """Shows the step in this rank's metrics and, on rank 0, in the steps log."""
-        plan, progress, traffic = self._plan, self._progress, self.rank_model.mesh.traffic
-        sent_bytes = traffic.take_bytes()
-        sent_bytes[Axis.DATA] += combine_bytes(self._ranks)
-        lap = self._clock.lap()
-        self._work.end(lap)
-        stage_seconds, self._stage_seconds = self._stage_seconds, {}
-        if stage_seconds:
-            stage_seconds[LaunchStage.FIRST_STEP] = lap.step_seconds
+    def _report(self) -> None:
+        """Shows all steps that are known to have ended in this rank's metrics and, on rank 0, in the steps log."""
+        plan = self._plan
         # Every sample counts on all ranks of its replica, so over the run's ranks they add up to the global batch.
         samples = plan.batch.global_samples / plan.degrees.ranks
         tokens = samples * plan.model.sequence_length
-        report = StepReport(
-            attempt=self._attempt,
-            progress=progress,
-            lap=lap,
-            global_samples=plan.batch.global_samples,
-            samples=samples,
-            tokens=tokens,
-            model_flops=tokens * self._flops_per_token,
-            gradient_norm=gradient_norm,
-            learning_rate=rate,
-            heldout_loss=self._heldout_loss if progress.step % plan.evaluate_every_steps == 0 else None,
-            memory_bytes=peak_memory_bytes(self._ranks.device),
-            sent_bytes=sent_bytes,
-            overlapped_seconds=traffic.overlap.take_seconds(),
-            stage_seconds=stage_seconds,
-        )
-        report.show(self._metrics)
-        if stage_seconds and self._attempt != self._environment.attempt:
-            self._tell_reconfigured(stage_seconds)
-        self._steps_log.write(report.log_entry())
+        for step, agreed, lap in take_ended(self._under_way, self._ranks):
+            self.rank_model.book(lap, step.waits)
+            self._work.end(lap)
+            self.rank_model.book_straggler_wait(lap, agreed.work_seconds_of)
+            stage_seconds, self._stage_seconds = self._stage_seconds, {}
+            report = step.report(
+                self._ranks,
+                lap,
+                attempt=self._attempt,
+                global_samples=plan.batch.global_samples,
+                samples=samples,
+                tokens=tokens,
+                model_flops=tokens * self._flops_per_token,
+                stage_seconds=stage_seconds,
+            )
+            report.show(self._metrics)
+            if stage_seconds and self._attempt != self._environment.attempt:
+                self._tell_reconfigured(report.stage_seconds)
+            self._steps_log.write(report.log_entry())

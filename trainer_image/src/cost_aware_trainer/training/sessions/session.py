@@ -26,7 +26,6 @@ from cost_aware_trainer.contract import (
     EXIT_INVALID,
     AgentPhase,
     CheckpointPlan,
-    DegreesPlan,
     LaunchStage,
     Metric,
     OnAllDamaged,
@@ -35,29 +34,29 @@ from cost_aware_trainer.contract import (
 )
 from cost_aware_trainer.contract.rank_environment import RankEnvironment, StepsLog, StopSignal
 from cost_aware_trainer.data.samples import SampleOrder, Shard, add_checksums, checksum
-from cost_aware_trainer.distributed.collectives import Ranks, Rendezvous, StepVote, combine, combine_bytes, disconnect
+from cost_aware_trainer.distributed.collectives import Ranks, Rendezvous, disconnect
 from cost_aware_trainer.distributed.data_sum import DataSum, GradientError
 from cost_aware_trainer.distributed.gradients import held_whole
 from cost_aware_trainer.distributed.mesh import data_mesh
-from cost_aware_trainer.distributed.stragglers import WorkMeter, book_straggler_wait
+from cost_aware_trainer.distributed.votes import Ballot, StepVote
 from cost_aware_trainer.state.checkpoint import CheckpointError
 from cost_aware_trainer.state.manifests import RunFacts
 from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.validation import InvalidRunError
 from cost_aware_trainer.telemetry.launch_stages import Stopwatch
-from cost_aware_trainer.telemetry.metrics import RankMetrics, peak_memory_bytes
-from cost_aware_trainer.telemetry.phases import PhaseClock
-from cost_aware_trainer.telemetry.traffic import Axis
-from cost_aware_trainer.training.session_checkpoints import SessionCheckpoints
-from cost_aware_trainer.training.session_checks import (
+from cost_aware_trainer.telemetry.metrics import RankMetrics
+from cost_aware_trainer.training.sessions.checkpoints import SessionCheckpoints
+from cost_aware_trainer.training.sessions.checks import (
     check_helpers,
     check_model,
     check_numbers,
     is_of_peer,
     seed_all,
 )
-from cost_aware_trainer.training.session_optimizer import DivergedSessionError, SessionOptimizer
-from cost_aware_trainer.training.step_report import StepReport, run_result
+from cost_aware_trainer.training.sessions.optimizer import DivergedSessionError, SessionOptimizer
+from cost_aware_trainer.training.sessions.reports import SessionReports
+from cost_aware_trainer.training.step_report import run_result
+from cost_aware_trainer.training.under_way import StepUnderWay
 
 Batch = TypeVar("Batch")
 
@@ -150,9 +149,16 @@ class TrainingSession:
         except CheckpointError as error:
             self._environment.write_result(RunResult(outcome=AgentPhase.FAILED, message=str(error)))
             raise
-        self._stage_seconds = start.stage_seconds
-        self._clock = PhaseClock(synchronise=self.ranks.synchronise, on_phase=self._beat)
-        self._work = WorkMeter(self._clock)
+        self._reports = SessionReports(
+            self._mesh,
+            self._metrics,
+            StepsLog(Path(self._plan.folder) / "steps.jsonl" if self.ranks.is_first else None),
+            attempt=self._environment.attempt,
+            global_samples=self.global_samples,
+            stage_seconds=start.stage_seconds,
+            on_phase=self._beat,
+        )
+        self._clock = self._reports.clock
         return self
 
     def __exit__(
@@ -160,6 +166,7 @@ class TrainingSession:
     ) -> None:
         """Writes the result for the agent: completed, stopped with a checkpoint, or failed with its reason."""
         if error is None:
+            self._reports.show()
             try:
                 self._save_if_due()
             except CheckpointError as failure:
@@ -167,7 +174,7 @@ class TrainingSession:
                 raise
         self._checkpoints.checkpointer.close()
         self._data_sum.close()
-        self._log.close()
+        self._reports.close()
         if isinstance(error, DivergedSessionError | CheckpointError):
             self._write_result(AgentPhase.FAILED, str(error))
         elif isinstance(error, Exception) and not is_of_peer(error):
@@ -206,7 +213,6 @@ class TrainingSession:
             self._data_sum.watch(watched)
         self._metrics = RankMetrics(self.ranks.rank)
         self._metrics.serve(self.ranks.local_rank)
-        self._log = StepsLog(Path(self._plan.folder) / "steps.jsonl" if self.ranks.is_first else None)
 
     def _resume(self) -> None:
         """Fills model and optimizer from the newest good checkpoint, or makes all ranks begin with rank 0's weights."""
@@ -305,29 +311,31 @@ class TrainingSession:
         if self.ranks.size > 1:
             self._data_sum.finish()
         self._weights.unscale()
-        self._clock.settle()
-        for seconds in self._mesh.traffic.take_seconds().values():
-            self._clock.move(Phase.COMPUTE, Phase.COMMUNICATION, seconds)
+        waits = self._mesh.traffic.take_waits()
         saves, buffers = self._checkpoints.saves, self._checkpoints.buffers
         flags, changed = (self._stop.is_set(), saves.is_due(), saves.has_failed()), buffers.have_changed()
         # replicas have the same gradient after the sum: one of them reports it
         norm = self._weights.squared_norm() if self.ranks.is_first else 0.0
-        work_seconds = self._work.seconds()
+        work_seconds = self._reports.work_seconds(waits)
         vote = StepVote(self._loss_sum, self._trained, norm, *flags, buffers_changed=changed, work_seconds=work_seconds)
         with self._clock.phase(Phase.COMMUNICATION):
-            agreed = combine(self.ranks, vote)
+            ballot = Ballot.cast(self.ranks, vote)
+            agreed = ballot.read()
             buffers.share(learn=agreed.buffers_changed)
-        book_straggler_wait(self._clock, agreed.work_seconds_of, self._mesh.place, DegreesPlan(data=self.ranks.size))
         self._loss_sum, self._trained = torch.zeros(()), 0
-        loss, gradient_norm = agreed.loss_sum / self.global_samples, math.sqrt(agreed.squared_norm)
+        loss = agreed.loss_sum / self.global_samples
         with self._clock.phase(Phase.OPTIMIZER):
-            self._weights.update(self.step_number + 1, loss, gradient_norm, self._checkpoints.checkpointer.saved_step)
+            self._weights.update(
+                self.step_number + 1, loss, agreed.gradient_norm, self._checkpoints.checkpointer.saved_step
+            )
         self._progress, self._stopped = self._progress.advanced(agreed.checksum, loss), agreed.wants_stop
         if agreed.save_failed:
             saves.settle()
         is_last = agreed.wants_stop or self.step_number == self.steps
         self._checkpoints.note(is_last=is_last, is_due=agreed.wants_checkpoint)
-        self._report(gradient_norm)
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        step = StepUnderWay(self.step_number, rate, ballot, waits, agreed, self._progress, self._heldout_loss)
+        self._reports.end(step)
         return loss
 
     @contextlib.contextmanager
@@ -354,30 +362,6 @@ class TrainingSession:
         if self._checkpoints.is_due:
             with self._clock.phase(Phase.CHECKPOINT):
                 self._checkpoints.save(self._progress, self._environment.attempt)
-
-    def _report(self, norm: float) -> None:
-        """Shows the step in this rank's metrics and, on rank 0, in the steps log."""
-        lap, traffic = self._clock.lap(), self._mesh.traffic
-        self._work.end(lap)
-        stage_seconds, self._stage_seconds = self._stage_seconds, {}
-        if stage_seconds:
-            stage_seconds[LaunchStage.FIRST_STEP] = lap.step_seconds
-        report = StepReport(
-            attempt=self._environment.attempt,
-            progress=self._progress,
-            lap=lap,
-            global_samples=self.global_samples,
-            samples=self.global_samples / self.ranks.size,
-            gradient_norm=norm,
-            learning_rate=float(self.optimizer.param_groups[0]["lr"]),
-            heldout_loss=self._heldout_loss,
-            memory_bytes=peak_memory_bytes(self.ranks.device),
-            sent_bytes={Axis.DATA: traffic.take_bytes()[Axis.DATA] + combine_bytes(self.ranks)},
-            overlapped_seconds=traffic.overlap.take_seconds(),
-            stage_seconds=stage_seconds,
-        )
-        report.show(self._metrics)
-        self._log.write(report.log_entry())
 
     def _refuse(self, error: InvalidRunError) -> NoReturn:
         """Ends a run that can never work, with its reason for the agent."""

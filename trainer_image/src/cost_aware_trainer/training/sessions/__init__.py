@@ -1,0 +1,1 @@
+"""Sessions: a user's own model and loop under the run's checkpoints, sums and metrics."""
