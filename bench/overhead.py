@@ -99,7 +99,7 @@ def bare_step(corpus: Any, rank: int) -> Any:
         for name, parameter in decoder.named_parameters():
             parameter.copy_(initial_value(name, tuple(parameter.shape), shape, 0))
     model = DistributedDataParallel(decoder, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     chooser = np.random.default_rng(rank)
 
     def step() -> None:

@@ -65,7 +65,7 @@ def session_step(corpus: Any, folder: Path, steps: int) -> tuple[Any, Any]:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(initial_value(name, tuple(parameter.shape), shape, 0))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     session = TrainingSession(
         model,
         optimizer,
