@@ -1,5 +1,8 @@
 """A device that works behind the host, as a GPU does: nothing of a step is read before the next has been started."""
 
+import dataclasses
+import shutil
+
 import pytest
 from tests.support.ranks.layouts import MODELS, assert_same_run
 
@@ -57,6 +60,25 @@ def test_a_step_reads_the_vote_of_the_step_before_and_nothing_else(pool, plan_of
         for places in rank:
             assert len(places) == 1, places
             assert places[0].startswith("votes.py")
+
+
+def test_a_copy_that_is_made_behind_the_next_step_holds_the_state_of_its_own(pool, plan_of, tmp_path):
+    def plan(folder, interval_seconds):
+        made = plan_of(DegreesPlan(data=2), folder=tmp_path / folder)
+        checkpoint = dataclasses.replace(made.checkpoint, interval_seconds=interval_seconds, keep=99)
+        return dataclasses.replace(made, checkpoint=checkpoint).to_json()
+
+    pool.run(2, "late", case="train", plan=plan("late", 0.001))
+    saved = {int(folder.name.removeprefix("step-")): folder for folder in (tmp_path / "late").glob("step-*")}
+    chosen = sorted(saved)[1]
+    assert 1 < chosen < 18, "saved behind later steps"
+    for step, folder in saved.items():
+        if step > chosen:
+            shutil.rmtree(folder)
+    at_once = pool.run(2, "train", plan=plan("at once", 3600.0), stop_after=chosen)[0]
+    assert at_once["result"]["step"] == chosen
+    found = pool.run(2, "train", plan=plan("late", 3600.0), stop_after=1)[0]
+    assert found["loaded"] == at_once["checksums"]
 
 
 @pytest.mark.parametrize("behind", [False, True], ids=["at once", "a step late"])

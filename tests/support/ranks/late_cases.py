@@ -3,8 +3,9 @@
 import itertools
 import json
 import math
+import threading
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from unittest import mock
 
@@ -14,6 +15,7 @@ from tests.support.ranks.session_cases import in_pool
 
 from cost_aware_trainer.contract import RunPlan
 from cost_aware_trainer.contract.rank_environment import RankEnvironment
+from cost_aware_trainer.state.staging import StateCopies
 from cost_aware_trainer.telemetry.device_time import DeviceTime
 from cost_aware_trainer.telemetry.metrics import RankMetrics
 from cost_aware_trainer.training.sessions.session import TrainingSession
@@ -38,8 +40,41 @@ class LateTime(DeviceTime):
         LateTime.passed = max(LateTime.passed, mark[0])
 
 
+class LateCopies(StateCopies):
+    """Copies that are made when the device is made to finish them, or when somebody has waited for long."""
+
+    is_late = True
+
+    def __init__(self):
+        self.lock, self.held, self.pending = threading.Lock(), threading.Event(), []
+
+    def copy_of(self, values):
+        copy = torch.empty_like(values)
+        self.pending.append((copy, values))
+        return copy
+
+    def hold(self):
+        self.make()
+        self.held.set()
+
+    def wait(self):
+        self.held.wait(2)
+        self.make()
+
+    def make(self):
+        with self.lock:
+            for copy, values in self.pending:
+                copy.copy_(values)
+            self.pending.clear()
+
+
+@contextmanager
 def is_late():
-    return mock.patch.object(DeviceTime, "of", staticmethod(lambda device: LateTime()))
+    with (
+        mock.patch.object(DeviceTime, "of", staticmethod(lambda device: LateTime())),
+        mock.patch.object(StateCopies, "of", staticmethod(lambda device: LateCopies())),
+    ):
+        yield
 
 
 def late(place, case, **arguments):

@@ -24,7 +24,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.state_dict_saver import async_save
+from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 
 from cost_aware_trainer.contract import CheckpointPlan, OnAllDamaged
 from cost_aware_trainer.distributed.collectives import Ranks
@@ -41,6 +41,7 @@ from cost_aware_trainer.state.manifests import (
 from cost_aware_trainer.state.progress import RunProgress
 from cost_aware_trainer.state.resuming import CheckpointSearch
 from cost_aware_trainer.state.retention import SAVING, Retention, remove, remove_leftovers, set_aside
+from cost_aware_trainer.state.staging import StateCopies
 from cost_aware_trainer.state.state import RESIDUAL, Checksums, StatePart, checkpointable, residual_parts
 from cost_aware_trainer.state.validation import InvalidRunError
 from cost_aware_trainer.state.writing import CheckpointWriter, Snapshot
@@ -69,6 +70,7 @@ class Checkpointer:
         self._has_loaded_damage = False
         self._retention = Retention(self._root, self._claim.check, ranks.meetings.pace)
         self._saving: Future[int] | None = None
+        self._copies: StateCopies | None = None
         self._meeting = Meeting(None, 0, 1, timedelta(0), ranks.meetings.pace)
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self.saved_step = 0
@@ -249,9 +251,10 @@ class Checkpointer:
         # A folder of this attempt's own: whoever else writes for this step writes elsewhere.
         folder = self._root / f"{SAVING}{folder_name(step)}-attempt-{attempt}-{self._claim.job_uid[:8]}"
         self._meeting = self._ranks.meetings.call("written")
-        snapshot, writer = Snapshot(), CheckpointWriter(folder, self._meeting)
+        self._copies = StateCopies.of(self._ranks.device)
+        snapshot, writer = Snapshot(self._copies), CheckpointWriter(folder, self._meeting)
         try:
-            written = async_save(
+            saving = async_save(
                 checkpointable(parts),
                 storage_writer=writer,
                 process_group=self._ranks.background,
@@ -260,8 +263,15 @@ class Checkpointer:
             )
         except OSError as error:
             raise CheckpointError(self._why(step, error)) from error
-        assert isinstance(written, Future)  # noqa: S101  the snapshot is staged at once
+        assert isinstance(saving, AsyncSaveResponse)  # noqa: S101  the snapshot is a future
+        written = saving.upload_completion
         self._saving = self._executor.submit(self._finish, written, manifest, writer, snapshot, parts, checksums)
+
+    def hold(self) -> None:
+        """Call it before the state changes: the device then finishes the copy of a save first. The host does not wait."""
+        if self._copies:
+            self._copies.hold()
+            self._copies = None
 
     def _finish(
         self,

@@ -118,18 +118,6 @@ def _described(values: Tensor, box: Box, shape: Shape) -> Tensor:
     return values
 
 
-def staged(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Copies the state to CPU memory, where later steps do not change it, with the fields of its source."""
-    copies: dict[str, Tensor] = {}
-    for name, values in state.items():
-        copy = values.detach().to("cpu", copy=True)
-        for field in ("global_shape", "global_offsets", "local_offsets", "local_sizes"):
-            if hasattr(values, field):
-                setattr(copy, field, getattr(values, field))
-        copies[name] = copy
-    return copies
-
-
 def copy_twins(parts: list[StatePart]) -> None:
     """Copies, after loading, a rank's first copy of a tied embedding to its second one."""
     firsts: dict[str, Tensor] = {}

@@ -6,6 +6,7 @@ import hashlib
 import io
 import os
 from collections.abc import Generator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -16,11 +17,11 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
+from torch.futures import Future as TorchFuture
 
 from cost_aware_trainer.data.hashing import PIECE_BYTES, OnBytes
 from cost_aware_trainer.distributed.meetings import Meeting
-from cost_aware_trainer.state.state import staged
+from cost_aware_trainer.state.staging import StateCopies, staged
 
 _WRITE_BUFFER_BYTES, _READ_BUFFER_BYTES = 2**20, 2**15
 """Sizes of buffers. Reading jumps from tensor to tensor, and what was read ahead is lost."""
@@ -29,22 +30,30 @@ _SYNCED_BYTES = 8 * PIECE_BYTES
 
 
 class Snapshot(AsyncStager):
-    """Stager that copies a state to CPU memory at once, so that training may go on, and keeps the copy for its checksums."""
+    """Stager that copies a state to CPU memory, so that training may go on, and keeps the copy for its checksums."""
 
     _synchronize_after_execute = False
 
-    def __init__(self) -> None:
+    def __init__(self, copies: StateCopies) -> None:
+        self._copies = copies
         self.state: dict[str, Tensor] = {}
 
     def synchronize_staging(self) -> None:
-        """Does nothing: `stage` has copied everything when it returns."""
+        """Does nothing: whoever writes waits for `stage`'s future."""
 
     def close(self) -> None:
         """Does nothing: there is nothing to release."""
 
-    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """Makes a copy that later steps do not change."""
-        self.state = staged(state_dict)
+    def stage(self, state_dict: dict[str, Any]) -> Future[dict[str, Any]]:
+        """Starts a copy that later steps do not change, if they are held until it is made (`StateCopies.hold`)."""
+        self.state = staged(state_dict, self._copies)
+        waiting = ThreadPoolExecutor(max_workers=1, thread_name_prefix="staging")
+        made = waiting.submit(self._made)
+        waiting.shutdown(wait=False)
+        return made
+
+    def _made(self) -> dict[str, Any]:
+        self._copies.wait()
         return self.state
 
 
@@ -130,7 +139,7 @@ class CheckpointWriter(FileSystemWriter):
         """Leaves the plan as it is. The folder is made when it is written to: DCP's next step is a collective."""
         return plan
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> TorchFuture[list[WriteResult]]:
         """Writes this rank's file, then waits until all ranks have written theirs."""
         try:
             self.fs.mkdir(self.path)

@@ -234,6 +234,7 @@ class Trainer:
             ballot = Ballot.cast(self._ranks, vote)
         with self._clock.phase(Phase.OPTIMIZER):
             rate = learning_rate(self._plan.optimizer, number, self._plan.steps)
+            self.checkpointer.hold()
             rank_model.update(ballot.loss_and_norm, rate)
         self._under_way.append(StepUnderWay(number, rate, ballot, waits))
         return self._under_way[-1]

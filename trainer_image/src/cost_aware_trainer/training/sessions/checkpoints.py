@@ -133,6 +133,8 @@ class SessionCheckpoints:
         self.buffers.share(learn=True)
         parts = whole_parts(self._model, self._optimizer) + self._objects.parts()
         self.saves.save(progress, attempt, parts, WholeChecksums(), wait=due is _Due.LAST)
+        # a forward pass may change buffers, and a script whatever it likes
+        self.checkpointer.hold()
 
 
 def _is_finite(values: Tensor) -> bool:
