@@ -62,6 +62,10 @@ class Overlap:
         if not spans or computed is None:
             return 0.0
         first, between = spans[0].started, self.device_time.seconds
+        for span in spans:
+            if span.ended:
+                # it lies in the sum's own stream, which may be a moment behind the one that waited for the sum
+                self.device_time.wait(span.ended)
         until_seconds = between(first, computed)
         # the rank has waited for every sum, so one whose end is not marked yet ended after the last computation
         times = ((between(first, s.started), between(first, s.ended) if s.ended else until_seconds) for s in spans)

@@ -87,6 +87,7 @@ class PhaseClock:
         """Ends a step and starts the next."""
         end, switches = self.device_time.mark(), self._switches
         self._switches = [(self._phase, end)]
+        self._on_phase(self._phase)
         return LapMarks(self.device_time, switches, end)
 
     def _switch(self, phase: Phase) -> None:

@@ -349,12 +349,12 @@ class Trainer:
 
     def save(self, *, wait: bool, stops: bool = False) -> None:
         """Saves the state. If the ranks stop here, it includes residuals, because nobody adds them to a next gradient then."""
-        rank_model = self.rank_model
+        self._read_votes(leaving=0)
         with self._clock.phase(Phase.CHECKPOINT):
-            parts = rank_model.parts()
-            residuals = rank_model.drain_residuals() if stops else {}
+            parts = self.rank_model.parts()
+            residuals = self.rank_model.drain_residuals() if stops else {}
             parts += residual_parts(parts, residuals) if residuals else []
-            self.saves.save(self._progress, self._attempt, parts, rank_model.checksums, wait=wait)
+            self.saves.save(self._progress, self._attempt, parts, self.rank_model.checksums, wait=wait)
 
     def _evaluate(self) -> float:
         with self._clock.phase(Phase.EVALUATION):
