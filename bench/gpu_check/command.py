@@ -37,7 +37,9 @@ CHECKS = (
     Check("compile", "compiled layers train the same, and what compiling gains", compiled),
     Check("timing", "the seconds of phases, by which dollars are booked, are those that a profiler sees", timing),
     Check(
-        "host_waits", "the host waits for the GPU at most once a step, so that the GPU never waits for it", host_waits
+        "host_waits",
+        "the host empties the GPU's queue at most once a step, so that the GPU has work at all times",
+        host_waits,
     ),
     Check("mfu", "the share of the GPU's peak that training reaches, beside what others publish", mfu, 1800.0),
     Check("checkpoint_stall", "a background save hardly holds up the steps", stall),

@@ -85,10 +85,13 @@ def plan_of(
     global_samples: int = 8,
     micro_samples: int = 2,
 ) -> RunPlan:
-    """A plan that never evaluates or saves by itself, in a folder of its own. Its last step is one more than is asked for."""
+    """A plan that never evaluates or saves by itself, in a folder of its own.
+
+    It is for `steps` steps and one more, behind which the others are known, and does not come to its last step, which it would save.
+    """
     degrees = degrees or DegreesPlan()
     plan = RunPlan(
-        steps=steps + 1,
+        steps=steps + 2,
         model=model,
         batch=BatchPlan(global_samples=global_samples, micro_samples=micro_samples),
         checkpoint=CheckpointPlan(
@@ -129,10 +132,11 @@ def train(work: Work) -> dict[str, Any]:
     """Trains in this rank; the fields of `Trained`."""
     torch.set_float32_matmul_precision("high" if work.tf32 else "highest")
     with trainer_of(work.plan) as trainer:
-        for _ in range(work.warm_steps + work.steps):
+        # one step more: on a GPU a step is in the log when the next has been started
+        for _ in range(work.warm_steps + work.steps + 1):
             trainer.step()
         peak_bytes = peak_memory_bytes(trainer.rank_model.mesh.ranks.device)
-    entries = steps_of(log_of(work.plan))
+    entries = steps_of(log_of(work.plan))[: work.warm_steps + work.steps]
     counted = entries[work.warm_steps :]
     return {
         "losses": [entry["loss"] for entry in entries],

@@ -57,7 +57,10 @@ def stalls(plan: RunPlan) -> dict[str, Any]:
 
 
 def seconds_of(trainer: Trainer, *, waits: bool) -> float:
-    """Seconds of one save after a step, with nothing under way on any rank or device before it."""
+    """Seconds of one save after a step, with nothing under way on any rank or device before it.
+
+    On a GPU the state is that of a step after the one by which it is named: nobody loads it.
+    """
     trainer.step()
     trainer.saves.settle()
     trainer.rank_model.mesh.ranks.synchronise()

@@ -6,8 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+STEP_MARK = "gpu_check.step"
+"""Name of the marked blocks in which the host starts the kernels of a step that counts."""
 OPTIMIZER_MARK = "gpu_check.optimizer"
-"""Name of the marked block in which the host starts the optimizer's kernels."""
+"""Name of the marked blocks, within those, in which it starts the optimizer's kernels."""
 GPU_KINDS = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 LAUNCH_KINDS = frozenset({"cuda_runtime", "cuda_driver"})
 CPU_KINDS = frozenset({"cpu_op"})
@@ -45,16 +47,19 @@ def union_seconds(spans: Iterable[Span]) -> float:
 
 
 def busy_of(events: Sequence[Mapping[str, Any]], *, on_cuda: bool) -> Busy:
-    """Busy seconds of a trace.
+    """Busy seconds of the marked steps of a trace.
 
-    A kernel is the optimizer's if the host started it inside of a marked block. Without CUDA the host's own operations are
+    A kernel belongs to the block in which the host started it, whenever it ran. Without CUDA the host's own operations are
     taken in place of kernels, which is good enough to try the code.
 
     Raises:
-        ValueError: the trace holds no kernel.
+        ValueError: the trace holds no kernel of a marked step.
     """
     complete = [event for event in events if event.get("ph") == "X"]
-    marked = [span_of(event) for event in complete if event["name"] == OPTIMIZER_MARK and _is_host_mark(event)]
+    steps, optimizers = (
+        [span_of(event) for event in complete if event["name"] == name and event.get("cat") == "user_annotation"]
+        for name in (STEP_MARK, OPTIMIZER_MARK)
+    )
     launched_at = {
         event["args"]["correlation"]: float(event["ts"])
         for event in complete
@@ -66,18 +71,18 @@ def busy_of(events: Sequence[Mapping[str, Any]], *, on_cuda: bool) -> Busy:
             continue
         span = span_of(event)
         at = launched_at.get(event.get("args", {}).get("correlation"), span[0]) if on_cuda else span[0]
+        if not _is_within(at, steps):
+            continue
         if event["name"].lower().startswith(COMMUNICATION_BEGINNINGS):
             communication.append(span)
-        elif any(begin <= at <= end for begin, end in marked):
-            optimizer.append(span)
         else:
-            compute.append(span)
-    if not optimizer and not compute:
+            (optimizer if _is_within(at, optimizers) else compute).append(span)
+    if not compute:
         raise ValueError(
             "the profiler's trace holds no kernel: CUPTI may be missing, or another profiler may be at work"
         )
-    both = union_seconds([*compute, *optimizer])
     own = union_seconds(optimizer)
+    both = union_seconds([*compute, *optimizer])
     everything = union_seconds([*compute, *optimizer, *communication])
     return Busy(compute=both - own, communication=everything - both, optimizer=own)
 
@@ -87,6 +92,5 @@ def span_of(event: Mapping[str, Any]) -> Span:
     return float(event["ts"]), float(event["ts"]) + float(event["dur"])
 
 
-def _is_host_mark(event: Mapping[str, Any]) -> bool:
-    """Whether a mark is the host's. The profiler repeats it on the GPU's line."""
-    return event.get("cat") in ("user_annotation", "cpu_op")
+def _is_within(at: float, blocks: Iterable[Span]) -> bool:
+    return any(begin <= at <= end for begin, end in blocks)

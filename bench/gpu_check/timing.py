@@ -14,7 +14,7 @@ import torch
 from bench.gpu_check.check import Found, Setting, SkippedError, check_judged
 from bench.gpu_check.processes import on_ranks
 from bench.gpu_check.runs import MIDDLE, TINY, log_of, plan_of, trainer_of
-from bench.gpu_check.timeline import OPTIMIZER_MARK, Busy, busy_of
+from bench.gpu_check.timeline import OPTIMIZER_MARK, STEP_MARK, Busy, busy_of
 from devtools.steps_log import steps_of
 from torch.profiler import ProfilerActivity, profile, record_function
 
@@ -25,7 +25,11 @@ WARM_STEPS, STEPS = 5, 5
 AGREEMENT = 0.05
 """Share of all profiled seconds by which a phase, or the sum, may differ."""
 MOST_WAITS = 1
-"""Times that a step may wait for the device."""
+"""Times that the host may wait in a step until the device has done all that was started."""
+ONE_MARK = ("torch.cuda.Event.synchronize",)
+"""Calls that wait for one mark in the device's queue, which may have more work behind it."""
+COUNTED = ("reads", "emptying_calls", "waits_for_a_mark", "idle_ends")
+"""What is counted in steps."""
 SYNCHRONISING = "called a synchronizing CUDA operation"
 """Words of torch's warning in its debug mode."""
 
@@ -73,24 +77,31 @@ def profiled(plan: RunPlan) -> dict[str, Any]:
         for _ in range(WARM_STEPS):
             trainer.step()
         with profile(activities=activities) as profiler:
+            # the first one has to wait for the profiler
+            trainer.step()
             for _ in range(STEPS):
-                trainer.step()
+                with record_function(STEP_MARK):
+                    trainer.step()
+            trainer.rank_model.mesh.ranks.synchronise()
+        # one step more: on a GPU a step is in the log when the next has been started
+        trainer.step()
         is_first = trainer.rank_model.mesh.ranks.is_first
     if not is_first:
         return {}
     trace = Path(plan.checkpoint.folder).with_name("trace.json")
     profiler.export_chrome_trace(str(trace))
     measured = busy_of(json.loads(trace.read_text())["traceEvents"], on_cuda=on_cuda)
-    return {"reported": asdict(reported_of(steps_of(log_of(plan))[WARM_STEPS:])), "measured": asdict(measured)}
+    counted = steps_of(log_of(plan))[WARM_STEPS + 1 :][:STEPS]
+    return {"reported": asdict(reported_of(counted)), "measured": asdict(measured)}
 
 
 def mark_optimizer(trainer: Trainer) -> None:
     """Marks the optimizer's block for the profiler."""
     update = trainer.rank_model.update
 
-    def marked(norm: float, rate: float) -> None:
+    def marked(*arguments: Any) -> None:
         with record_function(OPTIMIZER_MARK):
-            update(norm, rate)
+            update(*arguments)
 
     trainer.rank_model.update = marked  # type: ignore[method-assign]
 
@@ -109,24 +120,38 @@ def reported_of(entries: list[dict[str, Any]]) -> Busy:
 
 
 def host_waits(setting: Setting) -> Found:
-    """How often the host waits for the device in a step after the first ones."""
+    """How often the host waits in a step, after the first ones, until the GPU has nothing left to do."""
     figures: dict[str, Any] = {"steps": STEPS}
     problems = []
     for world in setting.worlds:
         answers = on_ranks(setting, world, count_waits, _plan(setting, world))
-        worst = max(answers, key=lambda answer: sum(answer["counts"].values()))
-        figures |= {f"ranks_{world}_{name}_per_step": count / STEPS for name, count in worst["counts"].items()}
-        waits = sum(worst["counts"].values()) / STEPS
-        if waits > MOST_WAITS:
-            places = "; ".join(worst["places"])
-            problems.append(f"{world} ranks: a step waits for the device {waits:.1f} times, not at most once: {places}")
+        for rank, answer in enumerate(answers):
+            problems += [
+                f"rank {rank} of {world}: {said}" for said in too_many(answer, is_judged_idle=not setting.small)
+            ]
+        worst = max(answers, key=lambda answer: answer["reads"] + answer["emptying_calls"])
+        figures |= {f"ranks_{world}_{name}_per_step": worst[name] / STEPS for name in COUNTED}
     if not setting.on_cuda:
         raise SkippedError("there is no GPU that the host could wait for", figures)
     return Found(figures, problems, setting.left_out_worlds)
 
 
+def too_many(answer: dict[str, Any], *, is_judged_idle: bool) -> list[str]:
+    """What is wrong with one rank's counts."""
+    found = []
+    waits = (answer["reads"] + answer["emptying_calls"]) / STEPS
+    if waits > MOST_WAITS:
+        found.append(
+            f"a step empties the GPU's queue {waits:.1f} times, not at most once: {'; '.join(answer['places'])}"
+        )
+    if is_judged_idle and answer["idle_ends"]:
+        found.append(f"the GPU had nothing left to do after {answer['idle_ends']} of {STEPS} steps")
+    return found
+
+
 def count_waits(plan: RunPlan) -> dict[str, Any]:
-    """Counts waits of this rank's steps: reads that torch warns of, and calls that say what they do."""
+    """Counts waits of this rank's steps: reads that torch warns of, calls that say what they do, and ends with an idle GPU."""
+    on_cuda, idle_ends = torch.cuda.is_available(), 0
     with trainer_of(plan) as trainer:
         check_that_reads_are_seen()
         for _ in range(WARM_STEPS):
@@ -134,8 +159,13 @@ def count_waits(plan: RunPlan) -> dict[str, Any]:
         with counted_calls() as calls, warned_reads() as reads:
             for _ in range(STEPS):
                 trainer.step()
-        counts = {"reads": len(reads), "synchronise_calls": len(calls)}
-    return {"counts": counts, "places": sorted({*reads, *calls})[:8]}
+                if on_cuda:
+                    end = torch.cuda.Event()
+                    end.record()
+                    idle_ends += end.query()
+    emptying = [call for call in calls if call not in ONE_MARK]
+    counts = {"reads": len(reads), "emptying_calls": len(emptying), "waits_for_a_mark": len(calls) - len(emptying)}
+    return {**counts, "idle_ends": idle_ends, "places": sorted({*reads, *emptying})[:8]}
 
 
 @contextlib.contextmanager
@@ -192,7 +222,7 @@ def _plan(setting: Setting, world: int) -> RunPlan:
     return plan_of(
         setting,
         TINY if setting.small else MIDDLE,
-        steps=WARM_STEPS + STEPS,
+        steps=WARM_STEPS + 1 + STEPS,
         degrees=DegreesPlan(data=world),
         strategy=strategy,
         global_samples=16 * world,
