@@ -155,6 +155,10 @@ bench-overhead: venv ## Measures the trainer's and a session's steps against a b
 	python bench/overhead.py
 	python -m bench.session
 
+.PHONY: gpu-check
+gpu-check: venv ## Checks what only a GPU can show, on a machine with one or more, and writes bench/results/gpu-check.json
+	python -m bench.gpu_check --out bench/results/gpu-check.json
+
 ## The cluster
 
 .PHONY: cluster-up

@@ -33,6 +33,10 @@ class Measured:
     step_seconds: float
     memory_gib: float | None
     gpu: str
+    page: str = ""
+    """What was published, as the row names it."""
+    precision: str = ""
+    """Number type and kind of kernels, in the row's words."""
 
     @property
     def group(self) -> tuple[Any, ...]:
@@ -61,7 +65,7 @@ def _row(row: dict[str, str]) -> Measured:
     found = REPOSITORY.match(row["source"])
     source = found.group(1) if found else re.split(r"[;(,§]", row["source"])[0].strip()
     memory = float(row["peak_mem_gib"]) if row["peak_mem_gib"] else None
-    return Measured(source, row["model"], question, document, step, memory, row["gpu"])
+    return Measured(source, row["model"], question, document, step, memory, row["gpu"], row["source"], row["precision"])
 
 
 def _from_tflops(row: dict[str, str], question: Question) -> float:
