@@ -73,6 +73,7 @@ def injected(tmp_path):
     return run
 
 
+@pytest.mark.exhaustive
 @pytest.mark.alone
 def test_every_check_runs_over_gloo_and_says_what_only_a_gpu_can_show(tmp_path):
     out = tmp_path / "new" / "gpu-check.json"

@@ -53,7 +53,14 @@ def on_nodes_of_one(memory):
     return {"LOCAL_WORLD_SIZE": "1", "CATJ_MEMORY_FOLDER": str(memory)}
 
 
-@pytest.mark.parametrize(("kind", "data", "lost"), [("replica", 2, [1]), ("parity", 4, [0]), ("replica", 4, [0, 2])])
+@pytest.mark.parametrize(
+    ("kind", "data", "lost"),
+    [
+        ("replica", 2, [1]),
+        ("parity", 4, [0]),
+        pytest.param("replica", 4, [0, 2], marks=pytest.mark.exhaustive),
+    ],
+)
 def test_a_run_goes_on_from_memory_as_if_undisturbed(
     kind, data, lost, copied_plan, start_run, finish, final_weights, tmp_path
 ):
