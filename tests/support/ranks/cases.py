@@ -253,6 +253,6 @@ def host_reads(place, plan, steps):
     return found
 
 
-def fake_step(place, plan):
-    """A step of a plan for many ranks, in this one."""
-    return step_of(plan)
+def fake_step(place, plan, rank):
+    """A step of one rank of a plan for many, in this process."""
+    return step_of(plan, rank)

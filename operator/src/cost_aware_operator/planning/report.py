@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from cost_aware_operator.api.spec import Objective
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.models.communication import Fabric
-from cost_aware_operator.costs.models.layout import Layout, Practice, pipeline_schedule
+from cost_aware_operator.costs.models.layout import Layout, pipeline_schedule
 from cost_aware_operator.costs.models.machines import usable_gib
 from cost_aware_operator.costs.models.memory import MemoryGib
-from cost_aware_operator.costs.models.model_parallel import ModelParallelCostAnalyzer
 from cost_aware_operator.costs.models.pipeline import PipelineSchedule
-from cost_aware_operator.costs.models.predict import Prediction, predict
+from cost_aware_operator.costs.models.predict import Prediction, memory_of_ranks, predict
 from cost_aware_operator.costs.search.structure import CostStructure, Terms, structure
 from cost_aware_operator.costs.search.three_d import Need, Ranking, Shortfall, ThreeDParallelCostAnalyzer, checkpointing
 from cost_aware_operator.planning.space import Space
@@ -103,7 +102,7 @@ def ranked(ranking: Ranking, most: int) -> list[RankedPlan]:
 
 def _full(ranking: Ranking, row: int, rank: int) -> RankedPlan:
     columns, offer, layout, work = ranking.columns, ranking.offer(row), ranking.layout(row), ranking.work
-    prediction = predict(work.shape, offer.machine, layout, ranking.parameters)
+    prediction = predict(work.shape, offer.machine, layout, ranking.parameters, bundled=work.bundled)
     nodes, step_seconds = int(columns.nodes[row]), float(columns.step_seconds[row])
     stall_seconds, interval_seconds = checkpointing(work, offer, nodes)
     goodput = float(columns.goodput[row])
@@ -217,8 +216,7 @@ def no_memory(space: Space, ranking: Ranking) -> str:
     if layout is None:
         raise AssertionError("memory's shortfall names its layout")
     offer = min(space.offers, key=lambda o: abs(usable_gib(o.machine) - lack.limit))
-    practice = Practice.of(layout, offer.machine.accelerator.generation, gated_mlp=shape.gated_mlp)
-    need = ModelParallelCostAnalyzer().memory_of_rank(shape, layout, practice)
+    need = memory_of_ranks(shape, offer.machine, layout, bundled=space.work.bundled).told()
     parts = ", ".join(f"{name} {getattr(need, name):.2f}" for name in MemoryGib.__dataclass_fields__)
     if offer.machine.accelerator.name == "CPU":
         ranks = offer.machine.gpus_per_node

@@ -116,7 +116,8 @@ def space_of(
     if offers is None:
         offers, paid = _offers(spec, prices, resources, notes)
     held = 0.0 if spec.checkpoint.redundancy is CheckpointRedundancy.NONE else HELD_STATES
-    work = Work(shape, spec.batch.global_, steps or STEPS_WITHOUT_CONFIG, spec.checkpoint.keep, held)
+    bundled = spec.trainer.config is not None
+    work = Work(shape, spec.batch.global_, steps or STEPS_WITHOUT_CONFIG, spec.checkpoint.keep, held, bundled)
     bounds = bounds_of(spec, abilities or Abilities())
     if StateSharding.DDP in bounds.shardings and all(_roomy_cpu(offer, shape) for offer in offers):
         bounds = replace(bounds, shardings=(StateSharding.DDP,))

@@ -123,7 +123,7 @@ def test_the_objective_chooses_time_over_dollars(capsys: Any, tmp_path: Path) ->
         ({"nodes": {"minn": 3}}, "spec.nodes.minn: unknown field; did you mean min?"),
         ({"batch": {"global": 0}}, "spec.batch.global: must be greater than or equal to 1, got 0"),
         ({"parallelism": {"pipeline": 33}}, "spec.parallelism: the degrees asked for do not fill"),
-        ({"budget": {"totalUSD": 3}}, "spec.budget.totalUSD: no plan is within 3.00: write 11"),
+        ({"budget": {"totalUSD": 3}}, "spec.budget.totalUSD: no plan is within 3.00: write 10"),
         ({"budget": {"maxHourlyUSD": 3}}, "spec.budget.maxHourlyUSD: no plan is within 3.00: write 21.97 or more"),
         ({"deadlineSeconds": 60}, "spec.deadlineSeconds: no plan is within 60: write"),
         ({"model": None}, "spec.model: is missing"),

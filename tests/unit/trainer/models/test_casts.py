@@ -56,6 +56,19 @@ def test_each_weight_is_cast_once_for_all_passes_and_gradients_are_as_if_it_were
         assert torch.equal(gradient, found[name]), name
 
 
+def test_gradients_of_later_layers_are_complete_before_the_pass_comes_to_earlier_ones():
+    """Buckets travel behind computation only if so, and no gradient waits in bf16 until the pass is done."""
+    decoder, done = decoder_of(Precision.BF16), []
+    for name, parameter in decoder.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: done.append(name))
+    with decoder.weights_cast():
+        run(decoder)
+    order = done[: len(done) // PASSES]
+    layers = [name.split(".")[1] if name.startswith("layers.") else name.split(".")[0] for name in order]
+    assert sorted(set(layers), key=layers.index) == ["head", "norm", "1", "0", "embedding"]
+    assert layers.index("0") == len(layers) - layers[::-1].index("1"), "all of layer 1 before any of layer 0"
+
+
 def test_outside_of_the_block_a_changed_weight_is_seen():
     decoder = decoder_of(Precision.BF16)
     tokens = torch.arange(16).reshape(1, 16)

@@ -1,4 +1,4 @@
-"""Waits for weights and gradients that fully_shard moves. torch waits for them inside of forward and backward."""
+"""Waits for weights and gradients that fully_shard moves, and bytes of weights. torch moves both inside of forward and backward."""
 
 from __future__ import annotations
 
@@ -18,9 +18,19 @@ behind computation take only the time of their launch and copies here."""
 
 @contextmanager
 def waits_timed(traffic: Traffic) -> Iterator[None]:
-    """Counts the waits of fully_shard inside the block as exposed on the data axis."""
+    """Counts the waits of fully_shard inside the block as exposed on the data axis, and the bytes of each gather.
+
+    How often weights are gathered is torch's affair: a schedule with several stages on a rank keeps those of three of them.
+    """
     originals = {name: getattr(FSDPParamGroup, name) for name in WAITING}
     depth = [0]
+
+    def unshard(group: FSDPParamGroup, *arguments: Any, **named: Any) -> None:
+        was_under_way = group._all_gather_result is not None
+        originals["unshard"](group, *arguments, **named)
+        if not was_under_way and group._all_gather_result is not None:
+            gathered, ranks = group._all_gather_result.all_gather_output, group._all_gather_process_group.size()
+            traffic.count(Axis.DATA, gathered.nbytes * (ranks - 1) / ranks)
 
     def timed(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
@@ -38,7 +48,7 @@ def waits_timed(traffic: Traffic) -> Iterator[None]:
         return call
 
     for name, original in originals.items():
-        setattr(FSDPParamGroup, name, timed(original))
+        setattr(FSDPParamGroup, name, timed(unshard if name == "unshard" else original))
     try:
         yield
     finally:

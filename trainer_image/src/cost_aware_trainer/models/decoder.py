@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812  the name the whole field uses
@@ -56,6 +57,24 @@ def shape_of(model: ModelPlan, strategy: StrategyPlan, tensor: TensorAxis) -> Pa
     return PartShape(model, tensor, strategy.recompute, COMPUTE_TYPES[strategy.precision])
 
 
+class _CastBefore(torch.autograd.Function):
+    """Use of a weight by its cast of this step.
+
+    Each use is a node of its own in the backward pass, which works through nodes from the last one made to the first. Were the
+    one cast at the step's start the node, then all gradients would wait in bf16 until the whole pass is done, and no bucket
+    could be sent before.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, cast: Tensor) -> Tensor:
+        ctx.dtype = weight.dtype
+        return cast.view_as(cast)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient.to(ctx.dtype), None
+
+
 class CastWeight(nn.Module):
     """Module of one weight that is used in the plan's precision and kept in fp32."""
 
@@ -68,14 +87,17 @@ class CastWeight(nn.Module):
     def cast(self) -> None:
         """Casts the weight once, for all passes until `drop_cast`. Gradients of the passes still add up in fp32."""
         if self.weight.dtype != self._dtype:
-            self._cast = self.weight.to(self._dtype)
+            self._cast = self.weight.detach().to(self._dtype)
 
     def drop_cast(self) -> None:
         """Ends what `cast` began: the weight may change."""
         self._cast = None
 
     def _cast_weight(self) -> Tensor:
-        return self.weight.to(self._dtype) if self._cast is None else self._cast
+        if self._cast is None:
+            return self.weight.to(self._dtype)
+        cast: Tensor = _CastBefore.apply(self.weight, self._cast)
+        return cast
 
 
 class Matrix(CastWeight):

@@ -142,7 +142,7 @@ class ModelPart:
         sum_shared(self.mesh, self.parameters, [held.gradient for held in self.parameters])
         self._add_residuals()
         if self.is_sharded:
-            self.mesh.traffic.count(Axis.DATA, self._sharded_bytes(Compression.NONE if uncompressed else None))
+            self.mesh.traffic.count(Axis.DATA, self._scattered_bytes(Compression.NONE if uncompressed else None))
         return loss_sum
 
     @contextmanager
@@ -172,20 +172,15 @@ class ModelPart:
         if sharding is not Sharding.ZERO3:
             decoder.set_reshard_after_backward(is_last)
 
-    def _sharded_bytes(self, compression: Compression | None = None) -> float:
-        """Bytes that fully_shard sends in a step: one gather of weights and one scatter of gradients, or more of both.
+    def _scattered_bytes(self, compression: Compression | None = None) -> float:
+        """Bytes of gradients that fully_shard sends in a step; `waits_timed` counts the weights that it gathers.
 
-        ZeRO-3 gathers for each forward and each backward pass. Gradients are scattered in each micro-batch, by ZeRO-1 and
-        pipelines in the last.
+        Gradients are scattered in each micro-batch, by ZeRO-1 and pipelines in the last.
         """
-        degree, strategy = self._plan.degrees.data, self._plan.strategy
-        weights_bytes = sum(held.value.numel() for held in self.parameters) * (degree - 1)
-        gathered_bytes = weights_bytes * (2 if strategy.precision is Precision.BF16 else 4)
+        strategy = self._plan.strategy
+        elements = sum(held.value.numel() for held in self.parameters) * (self._plan.degrees.data - 1)
         often = 1 if self._pipeline or strategy.sharding is Sharding.ZERO1 else self._micro_batches
-        gathers = 2 * self._micro_batches if strategy.sharding is Sharding.ZERO3 else 1
-        return float(
-            gathers * gathered_bytes + often * weights_bytes * element_bytes(compression or strategy.compression)
-        )
+        return float(often * elements * element_bytes(compression or strategy.compression))
 
     def _add_residuals(self) -> None:
         residuals, self.residuals = self.residuals, {}

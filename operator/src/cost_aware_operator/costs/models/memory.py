@@ -59,6 +59,10 @@ class StageMemory:
         """The sum."""
         return self.weights + self.gradients + self.optimizer + self.activations + self.logits + self.framework
 
+    def told(self) -> MemoryGib:
+        """The figures of one layout."""
+        return MemoryGib(**{name: float(getattr(self, name)) for name in MemoryGib.__dataclass_fields__})
+
     def or_fuller(self, other: StageMemory) -> StageMemory:
         """The fuller of two stages, layout by layout."""
         mine = self.total >= other.total

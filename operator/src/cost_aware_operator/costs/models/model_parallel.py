@@ -117,8 +117,7 @@ class ModelParallelCostAnalyzer:
 
         `lean`: with kernels that hold least, as runs near the limit use them.
         """
-        found = self.memory_of_ranks(shape, layout, practice, lean=lean)
-        return MemoryGib(**{name: float(getattr(found, name)) for name in MemoryGib.__dataclass_fields__})
+        return self.memory_of_ranks(shape, layout, practice, lean=lean).told()
 
     def memory_of_ranks(
         self, shape: DecoderShape, layout: AnyLayout, practice: Practice, *, lean: bool = False

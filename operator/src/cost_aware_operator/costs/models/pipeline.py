@@ -182,13 +182,14 @@ class PipelineParallelCostAnalyzer:
         """Micro-batches whose activations a stage holds at its peak, in units of the whole stage's activations.
 
         GPipe holds all; 1F1B and ZB-H1 hold p - i at stage i; interleaving holds (1 + (p-1)/(p v)) p at the first stage
-        (Korthikanti et al. 2022, section 4.2.3), p - i + (p-1)/v in general.
+        (Korthikanti et al. 2022, section 4.2.3), p + (p - 1 - 2 i)/v in general: 2 (p - 1 - i) + (v - 1) p passes of 1/v of a
+        stage before the first backward pass, and one more (Narayanan et al. 2021, as Megatron-LM and torch have it).
         """
         if schedule is PipelineSchedule.GPIPE:
             return micro_batches
         live = stages - stage
         if schedule is PipelineSchedule.INTERLEAVED:
-            live = live + where(interleave > 1, (stages - 1) / interleave - stage / interleave, 0.0)
+            live = where(interleave > 1, stages + (stages - 1 - 2 * stage) / interleave, live)
         return least(live, micro_batches)
 
 

@@ -13,6 +13,8 @@ from cost_aware_operator.costs.models.model_parallel import DecoderShape, ModelP
 from cost_aware_operator.costs.models.parameters import FITTED
 from cost_aware_operator.costs.models.step import StepSeconds
 from cost_aware_operator.costs.models.step import step_seconds as step_seconds
+from cost_aware_operator.costs.models.trainer_memory import trainer_memory
+from cost_aware_operator.costs.tables.hardware import AcceleratorGeneration
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,10 @@ class Prediction:
     """The fullest rank's GiB by what holds them."""
 
 
-def predict(shape: DecoderShape, machine: Machine, layout: Layout, parameters: Parameters = FITTED) -> Prediction:
-    """Seconds and GiB of one layout.
+def predict(
+    shape: DecoderShape, machine: Machine, layout: Layout, parameters: Parameters = FITTED, *, bundled: bool = False
+) -> Prediction:
+    """Seconds and GiB of one layout; `bundled` if the bundled trainer is to run it.
 
     Raises:
         HardwareError: the accelerator has no peak for the precision.
@@ -75,7 +79,11 @@ def predict(shape: DecoderShape, machine: Machine, layout: Layout, parameters: P
     practice = Practice.of(layout, machine.accelerator.generation, gated_mlp=shape.gated_mlp)
     found = step_seconds(shape, machine, layout, parameters)
     breakdown = Breakdown(**{name: float(getattr(found, name)) for name in Breakdown.__dataclass_fields__})
-    memory = memory_on(shape, machine, layout, practice)
+    memory = (
+        memory_of_ranks(shape, machine, layout, bundled=True).told()
+        if bundled
+        else memory_on(shape, machine, layout, practice)
+    )
     reason = _infeasible(shape, machine, layout, memory)
     return Prediction(
         step_seconds=breakdown.total,
@@ -88,8 +96,13 @@ def predict(shape: DecoderShape, machine: Machine, layout: Layout, parameters: P
     )
 
 
-def memory_of_ranks(shape: DecoderShape, machine: Machine, layout: AnyLayout) -> StageMemory:
-    """GiB of the fullest rank with usual kernels, for one layout or for many."""
+def memory_of_ranks(shape: DecoderShape, machine: Machine, layout: AnyLayout, *, bundled: bool = False) -> StageMemory:
+    """GiB of the fullest rank, for one layout or for many: of the bundled trainer, or of others with usual kernels.
+
+    What the bundled trainer holds is known for the kernels of GPUs. On CPUs, whose kernels hold more, it is taken to be as others.
+    """
+    if bundled and machine.accelerator.generation is not AcceleratorGeneration.CPU:
+        return trainer_memory(shape, layout, machine.accelerator.generation)
     practice = Practice.of(layout, machine.accelerator.generation, gated_mlp=shape.gated_mlp)
     return ModelParallelCostAnalyzer().memory_of_ranks(shape, layout, practice)
 

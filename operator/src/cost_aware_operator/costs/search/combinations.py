@@ -75,6 +75,8 @@ class Work:
     """Checkpoints kept on storage."""
     held_states: float = 0.0
     """Copies of its state that a node's memory holds for each of its ranks."""
+    bundled: bool = False
+    """Whether the bundled trainer does it, of whose memory more is known than of other frameworks'."""
 
     def __post_init__(self) -> None:
         count("global_batch", self.global_batch)

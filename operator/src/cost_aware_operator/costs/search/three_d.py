@@ -244,7 +244,7 @@ class _OfferSearch:
 
     def _predict(self, kind: int, rows: dict[str, Counts]) -> None:
         offer, work = self.offer, self.work
-        needed = memory_of_ranks(work.shape, offer.machine, _layouts(kind, rows, work, offer))
+        needed = memory_of_ranks(work.shape, offer.machine, _layouts(kind, rows, work, offer), bundled=work.bundled)
         memory_gib = needed.total + self._held_gib(kind, rows)
         usable_gib_of_rank = self.bounds.memory_share * usable_gib(offer.machine)
         fits = memory_gib <= usable_gib_of_rank
