@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from cost_aware_operator.cli.on_cluster import on_cluster, say
 from cost_aware_operator.control.reading.bills import KEY_BILL, KEY_OLDER, LABEL_BILL, OLDER
 from cost_aware_operator.engines.cluster import Cluster, ConflictError
 from cost_aware_operator.ledger.bill import Bill
@@ -49,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def run(arguments: argparse.Namespace) -> int:
+    """Shows, writes or restores bills; returns the exit status."""
+    return on_cluster(lambda cluster, console: costs(cluster, arguments, console))
+
+
 async def costs(cluster: Cluster, arguments: argparse.Namespace, console: Console) -> int:
     """Shows, writes or restores bills; returns the exit code.
 
@@ -62,7 +68,7 @@ async def costs(cluster: Cluster, arguments: argparse.Namespace, console: Consol
         document = await backed_up(cluster, where)
         text = json.dumps(document, indent=1, sort_keys=True) + "\n"
         await asyncio.to_thread(arguments.backup.write_text, text, encoding="utf-8")
-        _say(console, f"{len(document['bills'])} bills of namespace {where} are in {arguments.backup}")
+        say(console, f"{len(document['bills'])} bills of namespace {where} are in {arguments.backup}")
         return 0
     listed = await cluster.config_maps(where, {LABEL_BILL: "closed" if arguments.closed else "open"})
     bills, unread = _read(listed)
@@ -73,9 +79,9 @@ async def costs(cluster: Cluster, arguments: argparse.Namespace, console: Consol
         console.print_json(json.dumps({"bills": [json.loads(b.model_dump_json()) for b in bills], "older": sums}))
     else:
         for line in lines(bills, {n: s for n, s in sums.items() if arguments.namespace in (None, n)}):
-            _say(console, line)
+            say(console, line)
     for name in unread:
-        _say(console, f"catj: ConfigMap {name!r} in namespace {where!r} is no bill: restore it from a backup")
+        say(console, f"catj: ConfigMap {name!r} in namespace {where!r} is no bill: restore it from a backup")
     return 1 if unread else 0
 
 
@@ -144,9 +150,9 @@ async def _restore(cluster: Cluster, namespace: str, path: Path, console: Consol
         text = await asyncio.to_thread(path.read_text, encoding="utf-8")
         made, there = await restored(cluster, namespace, json.loads(text))
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _say(console, f"catj: {path}: {error}")
+        say(console, f"catj: {path}: {error}")
         return 1
-    _say(console, f"{made} bills are made again in namespace {namespace}; {there} were there and are left as they are")
+    say(console, f"{made} bills are made again in namespace {namespace}; {there} were there and are left as they are")
     return 0
 
 
@@ -159,7 +165,3 @@ def _read(listed: Sequence[dict[str, Any]]) -> tuple[list[Bill], list[str]]:
         except ValueError:
             unread.append(document["metadata"]["name"])
     return bills, unread
-
-
-def _say(console: Console, text: str) -> None:
-    console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
+
 from rich.console import Console
 from rich.table import Table
 
 from cost_aware_operator.cli.manifest import ManifestError
-from cost_aware_operator.cli.plan import WIDE, complain, searched
+from cost_aware_operator.cli.plan import WIDE, add_manifest, complain, searched
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.tables.prices import PriceError
 from cost_aware_operator.planning import report
 from cost_aware_operator.planning.arithmetic import Section, arithmetic
 from cost_aware_operator.planning.space import PlanError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `catj explain`."""
+    add_manifest(parser)
+    parser.add_argument("--rank", type=int, default=1, metavar="N", help="which plan of `catj plan` (1, the best)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the arithmetic; returns the exit status."""
+    return explain(arguments.file, arguments.rank, arguments.prices)
 
 
 def explain(file: str, rank: int, prices: str | None) -> int:

@@ -13,6 +13,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from cost_aware_operator.cli.commands import what_is_missing
 from cost_aware_operator.cli.manifest import ManifestError, read_spec
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.search.three_d import Ranking, ThreeDParallelCostAnalyzer
@@ -24,14 +25,27 @@ from cost_aware_operator.planning.space import PlanError, Space, space_of
 WIDE = 200
 
 
-def add_arguments(verb: argparse.ArgumentParser) -> None:
-    """Adds the arguments that `plan` and `explain` share."""
-    verb.add_argument("file", metavar="JOB.yaml", help="a CostAwareTrainingJob manifest; - reads standard input")
-    verb.add_argument(
+def add_manifest(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments that all commands about a manifest share."""
+    parser.add_argument("file", metavar="JOB.yaml", help="a CostAwareTrainingJob manifest; - reads standard input")
+    parser.add_argument(
         "--prices",
         metavar="FILE",
         help="prices that override the shipped ones: our JSON, a SkyPilot catalog or an OpenCost custom-pricing CSV",
     )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `catj plan`."""
+    add_manifest(parser)
+    parser.add_argument("-o", "--output", choices=("table", "json", "yaml"), default="table")
+    parser.add_argument("--top", type=int, default=10, metavar="N", help="how many plans of different degrees (10)")
+    parser.add_argument("--pareto", metavar="OUT.png", help="draw dollars against time of every feasible plan")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the ranking; returns the exit status."""
+    return plan(arguments.file, arguments.output, arguments.top, arguments.pareto, arguments.prices)
 
 
 def book_of(prices: str | None) -> PriceBook:
@@ -82,8 +96,8 @@ def plan(file: str, output: str, top: int, pareto: str | None, prices: str | Non
             draw(ranking, pareto)
     except (ManifestError, PlanError, PriceError, AnalysisError, OSError) as error:
         return complain(file, error)
-    except ImportError as error:
-        return complain(file, ValueError(f"--pareto needs matplotlib ({error}): pip install cost-aware-training[plot]"))
+    except ModuleNotFoundError as error:
+        return complain(file, ValueError(f"--pareto {what_is_missing(error)}"))
     document = _document(space, ranking, plans, answer)
     if output == "json":
         print(json.dumps(document, indent=2, allow_nan=False))

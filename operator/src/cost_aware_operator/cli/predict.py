@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -9,6 +10,18 @@ from typing import Any, NoReturn
 
 from cost_aware_operator.costs.request.fields import RequestError
 from cost_aware_operator.costs.request.questions import answer
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `catj predict`."""
+    parser.add_argument(
+        "file", metavar="FILE.json", help="a list of objects {model, hardware, layout}; - reads standard input"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Prints the answers; returns the exit status."""
+    return predict(arguments.file)
 
 
 def predict(file: str) -> int:

@@ -14,7 +14,7 @@ from cost_aware_operator.adjusting.simulate import Absence, SimulatedRun, World,
 from cost_aware_operator.adjusting.situation import AdjustSettings
 from cost_aware_operator.api.spec import AdjustPolicy, JobSpec
 from cost_aware_operator.cli.manifest import ManifestError, read_spec
-from cost_aware_operator.cli.plan import WIDE, add_arguments, book_of, complain
+from cost_aware_operator.cli.plan import WIDE, add_manifest, book_of, complain
 from cost_aware_operator.costs.tables.prices import PriceError
 from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, adjusting_space, make_plan
 
@@ -23,23 +23,23 @@ RANGES = (
 )  # fmt: skip
 
 
-def add_simulation(verb: argparse.ArgumentParser) -> None:
-    """Adds the arguments that describe the simulated world."""
-    add_arguments(verb)
-    verb.add_argument(
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of `catj simulate`, which describe the simulated world."""
+    add_manifest(parser)
+    parser.add_argument(
         "--compute", type=float, default=1.0, metavar="X", help="arithmetic at so many times the listed rate"
     )
-    verb.add_argument(
+    parser.add_argument(
         "--network", type=float, default=1.0, metavar="X", help="the network at so many times the listed rate"
     )
-    verb.add_argument("--noise", type=float, default=0.02, metavar="SHARE", help="spread of a measured window (0.02)")
-    verb.add_argument(
+    parser.add_argument("--noise", type=float, default=0.02, metavar="SHARE", help="spread of a measured window (0.02)")
+    parser.add_argument(
         "--straggler", type=float, default=1.0, metavar="X", help="one node takes so many times as long as the others"
     )
-    verb.add_argument(
+    parser.add_argument(
         "--spare-nodes", type=int, default=0, metavar="N", help="nodes beyond those that the run starts on"
     )
-    verb.add_argument(
+    parser.add_argument(
         "--spot",
         type=absence,
         action="append",
@@ -47,7 +47,7 @@ def add_simulation(verb: argparse.ArgumentParser) -> None:
         metavar="NODES:FROM:TO",
         help="so many nodes are gone between two seconds of the run; may be given again",
     )
-    verb.add_argument("--seed", type=int, default=0, help="of the noise")
+    parser.add_argument("--seed", type=int, default=0, help="of the noise")
 
 
 def absence(text: str) -> Absence:
