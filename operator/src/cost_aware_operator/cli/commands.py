@@ -26,7 +26,7 @@ class Command:
     """One command."""
 
     module: str
-    """Module of this package."""
+    """Module, from this package on."""
     help: str
     """Line in `catj --help`."""
 
@@ -40,13 +40,15 @@ class Command:
 
 
 COMMANDS: Mapping[str, Command] = {
-    "watch": Command("watch", "follow a job until it ends, then say what it did and cost"),
-    "status": Command("status", "one job's state, progress, efficiency and dollars, now"),
-    "costs": Command("costs", "bills of jobs, also of those that are gone; their backup"),
-    "predict": Command("predict", "step time and memory of model layouts, with no GPU and no cluster"),
-    "plan": Command("plan", "what a manifest should run on, in which degrees, and what it will cost"),
-    "explain": Command("explain", "the arithmetic of one plan, line by line, with formulas and sources"),
-    "simulate": Command("simulate", "what the adjuster would do with a job, on machines that differ from the tables"),
+    "watch": Command("jobs.watch", "follow a job until it ends, then say what it did and cost"),
+    "status": Command("jobs.status", "one job's state, progress, efficiency and dollars, now"),
+    "costs": Command("jobs.costs", "bills of jobs, also of those that are gone; their backup"),
+    "predict": Command("foresee.predict", "step time and memory of model layouts, with no GPU and no cluster"),
+    "plan": Command("foresee.plan", "what a manifest should run on, in which degrees, and what it will cost"),
+    "explain": Command("foresee.explain", "the arithmetic of one plan, line by line, with formulas and sources"),
+    "simulate": Command(
+        "foresee.simulate", "what the adjuster would do with a job, on machines that differ from the tables"
+    ),
     "version": Command("version", "versions of this package and of what it works with"),
 }
 

@@ -6,7 +6,7 @@ from tests.support.factories.facts import START
 
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.api.status import AdjustmentStatus, JobState, JobStatus
-from cost_aware_operator.cli.views import summary
+from cost_aware_operator.cli.jobs.views import summary
 
 
 def test_changes_are_told_with_promise_and_outcome() -> None:

@@ -13,7 +13,7 @@ from tests.support.factories.ledger import at, pod
 from tests.support.factories.stragglers import FIRST, trained
 
 from cost_aware_operator.api.job import JobKey
-from cost_aware_operator.cli.views import one_line, summary
+from cost_aware_operator.cli.jobs.views import one_line, summary
 from cost_aware_operator.control.policy.accounting import fees_now
 from cost_aware_operator.ledger.blocks import Baseline, Block, by_block, saved, total_usd
 from cost_aware_operator.ledger.ledger import Cause, Fees, LedgerState, TrainedSteps, accrue

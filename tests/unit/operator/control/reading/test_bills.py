@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.support.factories.facts import job
 
 from cost_aware_operator.api.job import JobKey
-from cost_aware_operator.cli.costs import add_arguments, costs
+from cost_aware_operator.cli.jobs.costs import add_arguments, costs
 from cost_aware_operator.control.reading import bills as module
 from cost_aware_operator.control.reading.bills import LABEL_BILL, OLDER, Bills, bill_name, trains
 from cost_aware_operator.control.reading.unreadable_record import RecordUnreadableError

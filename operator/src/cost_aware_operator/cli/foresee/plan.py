@@ -10,19 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from rich.console import Console
-from rich.table import Table
 
 from cost_aware_operator.cli.commands import what_is_missing
-from cost_aware_operator.cli.manifest import ManifestError, read_spec
+from cost_aware_operator.cli.foresee.manifest import ManifestError, read_spec
+from cost_aware_operator.cli.foresee.plan_table import print_plans
+from cost_aware_operator.cli.screen import console
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.search.three_d import Ranking, ThreeDParallelCostAnalyzer
 from cost_aware_operator.costs.tables.price_files import load_prices
 from cost_aware_operator.costs.tables.prices import PriceBook, PriceError, shipped
 from cost_aware_operator.planning import report
 from cost_aware_operator.planning.space import PlanError, Space, space_of
-
-WIDE = 200
 
 
 def add_manifest(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +89,7 @@ def plan(file: str, output: str, top: int, pareto: str | None, prices: str | Non
         plans = report.ranked(ranking, top)
         answer = report.needs_more_than_one_node(space, ranking)
         if pareto is not None:
-            from cost_aware_operator.cli.pareto import draw
+            from cost_aware_operator.cli.foresee.pareto import draw
 
             draw(ranking, pareto)
     except (ManifestError, PlanError, PriceError, AnalysisError, OSError) as error:
@@ -104,7 +102,7 @@ def plan(file: str, output: str, top: int, pareto: str | None, prices: str | Non
     elif output == "yaml":
         print(yaml.safe_dump(document, sort_keys=False, width=120), end="")
     else:
-        _print_table(space, ranking, plans, answer)
+        print_plans(console(), space, ranking, plans, answer)
     return 0
 
 
@@ -172,52 +170,3 @@ def _entry(one: report.RankedPlan) -> dict[str, Any]:
         "cost": blocks,
         "why_not": one.why_not,
     }
-
-
-def _print_table(space: Space, ranking: Ranking, plans: list[report.RankedPlan], answer: str) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDE)
-    console.print("Do you need more than one node?", style="bold")
-    console.print(f"  {answer}\n", highlight=False, markup=False)
-    best = "fewest dollars" if space.objective.value == "Cost" else "least time"
-    counts = f"{len(ranking.columns):,} of {ranking.combinations:,} plans are feasible; {best} first"
-    table = Table(title=counts, title_justify="left")
-    for name in ("#", "nodes", "d x t x p", "micro", "sharding", "recompute", "schedule"):
-        table.add_column(name, no_wrap=True)
-    for name in ("step s", "GiB", "$/h", "hours", "dollars", "effic.", "bubble", "comm."):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("why not", overflow="fold", min_width=24)
-    for one in plans:
-        layout = one.layout
-        table.add_row(
-            str(one.rank),
-            f"{one.nodes} x {one.offer}",
-            one.degrees,
-            str(layout.micro_batch),
-            layout.sharding.value,
-            layout.recompute.value,
-            one.schedule,
-            f"{one.prediction.step_seconds:,.3g}",
-            f"{one.prediction.memory_gib:,.1f}",
-            f"{one.hourly_usd:,.2f}",
-            f"{one.hours:,.2f}",
-            f"{one.usd:,.2f}",
-            f"{one.efficiency:.0%}",
-            f"{one.bubble_share:.0%}",
-            f"{one.communication_share:.0%}",
-            one.why_not or "the best",
-        )
-    console.print(table)
-    cost = plans[0].cost
-    blocks = (f"{name} ${getattr(cost, f'{name}_usd'):,.2f} ({share:.0%})" for name, share in cost.shares.items())
-    for line in (
-        f"The best plan's dollars: {', '.join(blocks)}",
-        *(f"Ruled out: {line}" for line in report.ruled_out(ranking)),
-        *(
-            f"Price: {name} ${p.hourly_usd:,.4f} a node-hour ({p.source}, {p.as_of})"
-            for name, p in space.prices.items()
-        ),
-        *(f"Note: {note}" for note in space.notes),
-    ):
-        console.print(line, highlight=False, markup=False)

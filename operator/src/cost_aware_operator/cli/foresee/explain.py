@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
-from cost_aware_operator.cli.manifest import ManifestError
-from cost_aware_operator.cli.plan import WIDE, add_manifest, complain, searched
+from cost_aware_operator.cli.foresee.manifest import ManifestError
+from cost_aware_operator.cli.foresee.plan import add_manifest, complain, searched
+from cost_aware_operator.cli.screen import console, is_narrow
 from cost_aware_operator.costs.checks import AnalysisError
 from cost_aware_operator.costs.tables.prices import PriceError
 from cost_aware_operator.planning import report
@@ -40,32 +43,43 @@ def explain(file: str, rank: int, prices: str | None) -> int:
         sections = arithmetic(ranking, chosen)
     except (ManifestError, PlanError, PriceError, AnalysisError) as error:
         return complain(file, error)
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDE)
+    screen = console()
     layout = chosen.layout
     head = (
         f"Plan {rank}: {chosen.nodes} x {chosen.offer}, data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}, "
         f"micro-batch {layout.micro_batch}, {layout.sharding}, {layout.recompute} recompute, {layout.precision}"
     )
-    console.print(head, style="bold", highlight=False)
+    screen.print(head, style="bold", highlight=False)
     if chosen.why_not:
-        console.print(f"Not the best: {chosen.why_not}", highlight=False)
+        screen.print(f"Not the best: {chosen.why_not}", highlight=False)
     for section in sections:
-        _print(console, section)
+        _print(screen, section)
     for name, price in space.prices.items():
         if name == chosen.offer:
-            console.print(f"Price of {name}: {price.source}, as of {price.as_of}", highlight=False)
+            screen.print(f"Price of {name}: {price.source}, as of {price.as_of}", highlight=False)
     return 0
 
 
-def _print(console: Console, section: Section) -> None:
-    table = Table(title=section.title, title_justify="left", title_style="bold", box=None, show_header=False)
-    table.add_column(min_width=30)
-    table.add_column(justify="right", min_width=16)
-    table.add_column(overflow="fold")
-    table.add_column(style="dim", overflow="fold")
+def _print(screen: Console, section: Section) -> None:
+    """Prints a section as a table, or, where there is no room for four columns, with formula and source below each value."""
+    screen.print()
+    if not is_narrow(screen):
+        table = Table(title=section.title, title_justify="left", title_style="bold", box=None, show_header=False)
+        table.add_column(min_width=30)
+        table.add_column(justify="right", min_width=16)
+        table.add_column(overflow="fold")
+        table.add_column(style="dim", overflow="fold")
+        for line in section.lines:
+            table.add_row(line.what, line.value, line.how, line.source)
+        screen.print(table, highlight=False)
+        return
+    screen.print(section.title, style="bold", highlight=False, markup=False)
     for line in section.lines:
-        table.add_row(line.what, line.value, line.how, line.source)
-    console.print()
-    console.print(table, highlight=False)
+        table = Table.grid(padding=(0, 2), expand=True)
+        table.add_column(overflow="fold", ratio=1)
+        table.add_column(justify="right", overflow="fold")
+        table.add_row(Text(line.what), Text(line.value))
+        screen.print(table, highlight=False)
+        for text in (line.how, line.source):
+            if text:
+                screen.print(Padding(Text(text, style="dim", overflow="fold"), (0, 0, 0, 4)), highlight=False)

@@ -6,15 +6,16 @@ import argparse
 import math
 from dataclasses import replace
 
-from rich.console import Console
+from rich.box import HEAVY_HEAD
 from rich.table import Table
 
 from cost_aware_operator.adjusting.changes import described
 from cost_aware_operator.adjusting.simulate import Absence, SimulatedRun, World, gone, simulate
 from cost_aware_operator.adjusting.situation import AdjustSettings
 from cost_aware_operator.api.spec import AdjustPolicy, JobSpec
-from cost_aware_operator.cli.manifest import ManifestError, read_spec
-from cost_aware_operator.cli.plan import WIDE, add_manifest, book_of, complain
+from cost_aware_operator.cli.foresee.manifest import ManifestError, read_spec
+from cost_aware_operator.cli.foresee.plan import add_manifest, book_of, complain
+from cost_aware_operator.cli.screen import console, is_narrow
 from cost_aware_operator.costs.tables.prices import PriceError
 from cost_aware_operator.planning.plan import Plan, PlanInput, Refusal, adjusting_space, make_plan
 
@@ -118,14 +119,14 @@ def settings_of(spec: JobSpec) -> AdjustSettings:
 
 
 def _print(plan: Plan, static: SimulatedRun, acting: SimulatedRun) -> None:
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=WIDE)
-    console.print(f"Submitted: {described(plan)}", highlight=False)
-    table = Table()
-    for name in ("", "dollars", "hours", "steps left", "changes", "downtime s", "ends as"):
+    screen = console()
+    screen.print(f"Submitted: {described(plan)}", highlight=False)
+    narrow = is_narrow(screen)
+    table = Table(box=None if narrow else HEAVY_HEAD)
+    for name in ("", "dollars", "hours", "steps left", "changes", "downtime s", *([] if narrow else ["ends as"])):
         table.add_column(name, justify="left" if name in ("", "ends as") else "right")
-    for name, one in (("as submitted", static), ("with the adjuster", acting)):
+    runs = (("as submitted", static), ("with the adjuster", acting))
+    for name, one in runs:
         table.add_row(
             name,
             f"{one.usd:,.2f}",
@@ -133,14 +134,16 @@ def _print(plan: Plan, static: SimulatedRun, acting: SimulatedRun) -> None:
             f"{one.steps_left:,}",
             str(len(one.changes)),
             f"{one.downtime_seconds:.0f}",
-            described(one.plan),
+            *([] if narrow else [described(one.plan)]),
         )
-    console.print(table)
+    screen.print(table)
+    for name, one in runs if narrow else ():
+        screen.print(f"  {name} it ends as {described(one.plan)}", highlight=False)
     if static.steps_left or acting.steps_left:
-        console.print("The budget is spent before the last step: raise it, or compare the steps that are left.")
+        screen.print("The budget is spent before the last step: raise it, or compare the steps that are left.")
     saved = 1 - acting.usd / static.usd
-    console.print(f"{'Saves' if saved >= 0 else 'Loses'} {abs(saved):.1%} of ${static.usd:,.2f}", highlight=False)
+    screen.print(f"{'Saves' if saved >= 0 else 'Loses'} {abs(saved):.1%} of ${static.usd:,.2f}", highlight=False)
     for seconds, verdict in acting.verdicts:
-        console.print(
+        screen.print(
             f"{seconds:>9,.0f} s  {verdict.action} {verdict.reason}: {verdict.message}", highlight=False, markup=False
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from cost_aware_operator.cli.on_cluster import on_cluster, say
+from cost_aware_operator.cli.jobs.on_cluster import on_cluster, say
 from cost_aware_operator.control.reading.bills import KEY_BILL, KEY_OLDER, LABEL_BILL, OLDER
 from cost_aware_operator.engines.cluster import Cluster, ConflictError
 from cost_aware_operator.ledger.bill import Bill

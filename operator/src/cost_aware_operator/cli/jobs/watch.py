@@ -10,7 +10,7 @@ from rich.live import Live
 
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.api.status import JobState
-from cost_aware_operator.cli.on_cluster import (
+from cost_aware_operator.cli.jobs.on_cluster import (
     EXIT_FAILED,
     EXIT_MISSING,
     EXIT_REJECTED,
@@ -21,7 +21,7 @@ from cost_aware_operator.cli.on_cluster import (
     say,
     status_of,
 )
-from cost_aware_operator.cli.views import live, one_line, summary
+from cost_aware_operator.cli.jobs.views import live, one_line, summary
 from cost_aware_operator.engines.cluster import Cluster
 
 LINE_SECONDS = 5.0

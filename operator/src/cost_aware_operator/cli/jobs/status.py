@@ -7,8 +7,8 @@ import argparse
 from rich.console import Console
 
 from cost_aware_operator.api.job import JobKey
-from cost_aware_operator.cli.on_cluster import EXIT_MISSING, add_job, key_of, on_cluster, say, status_of
-from cost_aware_operator.cli.views import live, one_line
+from cost_aware_operator.cli.jobs.on_cluster import EXIT_MISSING, add_job, key_of, on_cluster, say, status_of
+from cost_aware_operator.cli.jobs.views import live, one_line
 from cost_aware_operator.engines.cluster import Cluster
 
 

@@ -1,0 +1,1 @@
+"""Commands about a manifest, before anything is paid: no cluster and no GPU is needed."""

@@ -1,0 +1,1 @@
+"""Commands about jobs that are there, or were."""
