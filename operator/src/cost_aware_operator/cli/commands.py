@@ -40,8 +40,14 @@ class Command:
 
 
 COMMANDS: Mapping[str, Command] = {
+    "submit": Command("jobs.submit", "make a job of a manifest"),
+    "list": Command("jobs.listing", "jobs, their state, progress and dollars"),
     "watch": Command("jobs.watch", "follow a job until it ends, then say what it did and cost"),
     "status": Command("jobs.status", "one job's state, progress, efficiency and dollars, now"),
+    "events": Command("jobs.events", "what happened to a job"),
+    "suspend": Command("jobs.changing", "let a job save a checkpoint and end its pods"),
+    "resume": Command("jobs.changing", "let a suspended job go on"),
+    "delete": Command("jobs.changing", "delete a job; checkpoints and bill stay"),
     "costs": Command("jobs.costs", "bills of jobs, also of those that are gone; their backup"),
     "predict": Command("foresee.predict", "step time and memory of model layouts, with no GPU and no cluster"),
     "plan": Command("foresee.plan", "what a manifest should run on, in which degrees, and what it will cost"),

@@ -1,4 +1,4 @@
-"""The command line: `catj watch|status|costs` of jobs on a cluster; `catj plan|explain JOB.yaml`, `catj predict FILE.json` without."""
+"""The command line, `catj`. Its commands are in `commands`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from collections.abc import Sequence
 
 from cost_aware_operator.cli.commands import COMMANDS, what_is_missing
 
+EPILOG = (
+    "Exit status: 0 it is done, 1 the job failed or something could not be read, 2 the input is wrong, 3 there is no such job or no "
+    "cluster, 4 the time is over, 130 interrupted."
+)
+
 
 def parser(chosen: str | None) -> argparse.ArgumentParser:
     """The arguments: those of the chosen command, and of the others only their names.
@@ -15,8 +20,8 @@ def parser(chosen: str | None) -> argparse.ArgumentParser:
     Raises:
         ModuleNotFoundError: a package that the chosen command needs is not installed.
     """
-    result = argparse.ArgumentParser(prog="catj", description="CostAwareTrainingJobs at a glance.")
-    verbs = result.add_subparsers(dest="verb", required=True)
+    result = argparse.ArgumentParser(prog="catj", description="CostAwareTrainingJobs at a glance.", epilog=EPILOG)
+    verbs = result.add_subparsers(dest="verb", required=True, metavar="COMMAND")
     for verb, command in COMMANDS.items():
         arguments = verbs.add_parser(verb, help=command.help)
         if verb == chosen:

@@ -26,6 +26,24 @@ def read_spec(file: str) -> JobSpec:
     Raises:
         ManifestError: not readable, not YAML, no training job or several, or a field is wrong.
     """
+    return _spec_of(_document(file))
+
+
+def read_job(file: str) -> dict[str, Any]:
+    """The one training job in a YAML file, as it is written there, when its fields were checked; `-` is standard input.
+
+    Raises:
+        ManifestError: as `read_spec`, or it has no name.
+    """
+    document = _document(file)
+    _spec_of(document)
+    metadata = document.get("metadata")
+    if not isinstance(metadata, dict) or not metadata.get("name"):
+        raise ManifestError("metadata.name: is missing: write a name for the job")
+    return document
+
+
+def _document(file: str) -> dict[str, Any]:
     try:
         text = sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
         documents = [d for d in yaml.safe_load_all(text) if isinstance(d, dict)]
@@ -36,7 +54,12 @@ def read_spec(file: str) -> JobSpec:
     jobs = [d for d in documents if d.get("kind") == KIND]
     if len(jobs) != 1:
         raise ManifestError(f"kind: expected one {KIND}, found {len(jobs)}: write exactly one into the file")
-    spec = jobs[0].get("spec")
+    found: dict[str, Any] = jobs[0]
+    return found
+
+
+def _spec_of(document: dict[str, Any]) -> JobSpec:
+    spec = document.get("spec")
     if not isinstance(spec, dict):
         raise ManifestError("spec: is missing: write what to train, on what and how much of it")
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 
 from rich.console import Console
@@ -11,7 +12,8 @@ from rich.console import Console
 from cost_aware_operator.api.job import JobKey
 from cost_aware_operator.api.status import JobStatus
 from cost_aware_operator.engines.cluster import ApiError, Cluster
-from cost_aware_operator.engines.kubernetes.client import KubernetesCluster, connect, default_namespace
+from cost_aware_operator.engines.kubernetes.client import connect, default_namespace
+from cost_aware_operator.engines.kubernetes.user import KubernetesUser
 
 EXIT_FAILED, EXIT_REJECTED, EXIT_MISSING, EXIT_TIMEOUT = 1, 2, 3, 4
 
@@ -40,17 +42,21 @@ def say(console: Console, text: str) -> None:
 
 def on_cluster(work: Callable[[Cluster, Console], Awaitable[int]]) -> int:
     """Does work with the cluster of the kubeconfig; returns its exit status, or that of a cluster that does not answer."""
+    return as_user(lambda cluster: work(cluster, Console()))
+
+
+def as_user(work: Callable[[KubernetesUser], Awaitable[int]]) -> int:
+    """Does a person's work on the cluster of the kubeconfig; returns its exit status, or that of a refusal."""
 
     async def connected() -> int:
-        console = Console()
         try:
             api = await connect()
             try:
-                return await work(KubernetesCluster(api), console)
+                return await work(KubernetesUser(api))
             finally:
                 await api.close()
         except ApiError as error:
-            say(console, f"catj: {error}")
+            print(f"catj: {error}", file=sys.stderr)
             return EXIT_MISSING
 
     return asyncio.run(connected())
