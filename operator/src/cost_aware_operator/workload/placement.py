@@ -32,11 +32,12 @@ def _may(node: NodeView, job: TrainingJob, plan: Plan) -> bool:
     if any(node.labels.get(name) != value for name, value in template.node_selector.items()):
         return False
     return all(
-        t.effect not in FORBIDDING or any(_tolerates(own, t) for own in template.tolerations) for t in node.taints
+        t.effect not in FORBIDDING or any(tolerates(own, t) for own in template.tolerations) for t in node.taints
     )
 
 
-def _tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
+def tolerates(toleration: Mapping[str, Any], taint: Taint) -> bool:
+    """Whether a toleration lets pods onto a node with a taint."""
     if toleration.get("effect") not in (None, "", taint.effect):
         return False
     if not toleration.get("key"):

@@ -53,6 +53,10 @@ class Instance:
     """List price on demand; None where it is not known."""
     spot: Price | None
     """Typical spot price; None where it is not known."""
+    vcpus: float | None = None
+    """Virtual cores of one node; None where they are not known."""
+    memory_gib: float | None = None
+    """Memory of one node, GiB; None where it is not known."""
 
 
 @dataclass(frozen=True)
@@ -169,6 +173,8 @@ def _instances(rows: Iterable[dict[str, str]]) -> Iterable[Instance]:
             accelerator_memory_gib=_number(row, "gpu_mem_gib"),
             on_demand=_listed(row, "ondemand_usd_h", source, as_of),
             spot=_listed(row, "spot_usd_h_typical", f"{source}, typical spot", as_of),
+            vcpus=_number(row, "vcpu"),
+            memory_gib=_number(row, "ram_gib"),
         )
 
 

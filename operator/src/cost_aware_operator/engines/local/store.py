@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import base64
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -90,6 +90,19 @@ class Admission(Protocol):
         """Raises ApiError to refuse it."""
 
 
+class Storage(Protocol):
+    """A place that outlives the process. Each call is whole or raises ApiError and leaves all as it was."""
+
+    def load(self) -> tuple[int, Iterable[tuple[dict[str, Any], Owners]]]:
+        """The store's version, and objects with their owners in the order in which they were made."""
+
+    def plain(self, document: dict[str, Any]) -> dict[str, Any]:
+        """The document as it will be read again."""
+
+    def keep(self, version: int, key: ObjectKey, document: Mapping[str, Any] | None, owners: Owners) -> None:
+        """Writes an object, or removes it where there is no document, and writes the store's version."""
+
+
 @dataclass
 class _Stored:
     """An object as it is kept."""
@@ -103,13 +116,26 @@ class _Stored:
 class ObjectStore:
     """All objects of one cluster. Calls are atomic: nothing here waits."""
 
-    def __init__(self, now: Callable[[], datetime], new_uid: Callable[[], str]) -> None:
+    def __init__(self, now: Callable[[], datetime], new_uid: Callable[[], str], storage: Storage | None = None) -> None:
         self.admission: list[Admission] = []
         self.watchers: list[Callable[[Write], None]] = []
         self.journal: deque[Write] = deque(maxlen=JOURNAL_KEPT)
         self._now, self._new_uid = now, new_uid
         self._objects: dict[ObjectKey, _Stored] = {}
-        self._version = 0
+        self._version, self._storage = 0, storage
+        if storage is not None:
+            self._version, objects = storage.load()
+            self._objects = {ObjectKey.of(document): _Stored(document, owners) for document, owners in objects}
+
+    @property
+    def version(self) -> int:
+        """Number of changes so far; the newest object has it as its version."""
+        return self._version
+
+    def owners(self, key: ObjectKey) -> Owners:
+        """The writers of an object with their fields; none where there is no object."""
+        stored = self._objects.get(key)
+        return dict(stored.owners) if stored is not None else {}
 
     def get(self, key: ObjectKey) -> dict[str, Any] | None:
         """An object; None where there is none."""
@@ -235,6 +261,16 @@ class ObjectStore:
                 until = self._now() + timedelta(seconds=grace)
                 attempt.marked({"deletionTimestamp": _text(until), "deletionGracePeriodSeconds": grace})
 
+    def _keep(self, key: ObjectKey, stored: _Stored | None, version: int) -> None:
+        """Changes the storage first: a write that it refuses has not happened."""
+        if self._storage is not None:
+            self._storage.keep(version, key, stored.document if stored else None, stored.owners if stored else {})
+        self._version = version
+        if stored is not None:
+            self._objects[key] = stored
+        else:
+            del self._objects[key]
+
     def _read(self, key: ObjectKey) -> dict[str, Any] | None:
         stored = self._objects.get(key)
         return deepcopy(stored.document) if stored is not None else None
@@ -285,12 +321,14 @@ class _Attempt:
         kept: Mapping[str, Any] = old["metadata"] if old is not None else store._newborn()
         document = {**document, "metadata": metadata | {n: kept[n] for n in _SERVER_S if n in kept}}
         _check(self.key, old, document)
+        if store._storage is not None:
+            document = store._storage.plain(document)
         if document != old:
             if self.key.kind in WITH_GENERATION and (old is None or old.get("spec") != document.get("spec")):
                 document["metadata"]["generation"] = kept.get("generation", 0) + 1
             self._put(_Stored(document, owners))
-        else:
-            store._objects[self.key] = _Stored(document, owners)
+        elif self.before is not None and owners != self.before.owners:
+            store._keep(self.key, _Stored(document, owners), store.version)
         return deepcopy(document)
 
     def marked(self, metadata: Mapping[str, Any]) -> None:
@@ -301,13 +339,12 @@ class _Attempt:
 
     def removed(self) -> None:
         """Forgets the object."""
-        self._store._version += 1
-        del self._store._objects[self.key]
+        self._store._keep(self.key, None, self._store.version + 1)
 
     def _put(self, stored: _Stored) -> None:
-        self._store._version += 1
-        stored.document["metadata"]["resourceVersion"] = str(self._store._version)
-        self._store._objects[self.key] = stored
+        version = self._store.version + 1
+        stored.document["metadata"]["resourceVersion"] = str(version)
+        self._store._keep(self.key, stored, version)
 
     def _close(self, error: ApiError | None) -> None:
         request = Request(self._request.verb, self.key, deepcopy(dict(self._request.document)))
