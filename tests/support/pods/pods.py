@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import hashlib
 import itertools
 import sys
 import time
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from cost_aware_operator.engines.local.kubelet import Kubelet, KubeletSettings
 from cost_aware_operator.engines.local.store import ObjectKey, ObjectStore
+from cost_aware_operator.workload.names import LABEL_UID
 from cost_aware_trainer.contract import AGENT_PORT, ENV_ENDS_FOLDER, METRICS_PORT
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_agent.py")))
@@ -43,7 +45,6 @@ def pod_document(name, node="node-0", index=0, grace_seconds=5, gpus=0, **enviro
     metadata = {
         "name": name,
         "namespace": "team",
-        "labels": {"costaware.dev/job-uid": "job"},
         "annotations": {"batch.kubernetes.io/job-completion-index": str(index)},
     }
     spec = {
@@ -58,10 +59,11 @@ def pod_document(name, node="node-0", index=0, grace_seconds=5, gpus=0, **enviro
 class PodWorld:
     """A store and the folder of its kubelet, in the hands of a test."""
 
-    def __init__(self, state, **settings):
-        numbers = itertools.count(1)
-        self.state = Path(state)
-        self.store = ObjectStore(lambda: datetime.now(UTC), lambda: f"uid-{next(numbers)}")
+    def __init__(self, state, seed=None, **settings):
+        numbers, self.state = itertools.count(1), Path(state)
+        # other uids for each world, as they choose addresses and ports, and the same ones for the next world of a folder
+        seed = hashlib.sha256(str(seed or state).encode()).hexdigest()[:8]
+        self.store = ObjectStore(lambda: datetime.now(UTC), lambda: f"{seed}-{next(numbers)}")
         self.settings = KubeletSettings(
             **{"state": self.state, "agent": FAKE, "poll_seconds": 0.02, "working_folder": self.state} | settings
         )
@@ -73,6 +75,8 @@ class PodWorld:
         self.put({"kind": "Secret", "metadata": {"name": "token", "namespace": "team"}, "data": data})
 
     def put(self, document):
+        if document["kind"] == "Pod":
+            document["metadata"]["labels"] = {LABEL_UID: f"job-of-{self.state}"}
         return self.store.create(document, "somebody")
 
     def pod(self, name):

@@ -9,12 +9,13 @@ import asyncio
 import contextlib
 import logging
 import os
+import secrets
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -236,7 +237,10 @@ class Kubelet:
         others = [known.launch for known_uid, known in self._known.items() if known_uid not in self._ends]
         own_devices = self._settings.devices.get(spec["nodeName"], ())
         hand = deal(uid, job_uid, ports, own_devices, devices_asked(container), others)
-        environment = pod_environment(pod, hand, mounts, read, os.environ) | {ENV_POD_FOLDER: str(folder.path)}
+        # sockets' paths are at most 107 bytes long, and those of the pod's folder would nearly fill them
+        temporary = f"{tempfile.gettempdir()}/catj-{secrets.token_hex(8)}"
+        environment = pod_environment(pod, hand, mounts, read, os.environ)
+        environment |= {ENV_POD_FOLDER: str(folder.path), "TMPDIR": temporary}
         run, memory, token = (_own(mounts, path, folder) for path in (RUN_FOLDER, MEMORY_FOLDER, TOKEN_FILE))
         files = [f"--run-folder={run}", f"--memory-folder={memory}", f"--token-file={token}"]
         launch = PodLaunch(
@@ -252,6 +256,7 @@ class Kubelet:
             environment=environment,
             mounts=volumes.mounts,
             working_folder=str(self._settings.working_folder),
+            temporary_folder=temporary,
             devices=hand.devices,
             ends_folder=environment.get(ENV_ENDS_FOLDER, ""),
             log_bytes=self._settings.log_bytes,
@@ -330,10 +335,7 @@ def _started(folder: PodFolder, launch: PodLaunch, volumes: VolumePlan) -> PodPr
     folder.path.chmod(0o700)
     make_volumes(volumes)
     folder.termination.touch()
-    # sockets' paths are at most 107 bytes long, and those of the pod's folder would nearly fill them
-    temporary = tempfile.mkdtemp(prefix="catj-")
-    environment = {**launch.environment, "TMPDIR": temporary}
-    return PodProcess.started(folder, replace(launch, environment=environment, temporary_folder=temporary))
+    return PodProcess.started(folder, launch)
 
 
 def _last_words(folder: PodFolder, end: ProcessEnd) -> str:

@@ -153,8 +153,8 @@ async def test_a_taken_port_gives_another_address(world):
     with socket.socket() as listener:
         listener.bind((taken, AGENT_PORT))
         listener.listen()
-        other = PodWorld(world.state / "other")
-        # the first pod of a world has the same uid, and so the same first choice of addresses
+        # a pod of the same uid has the same first choice of addresses
+        other = PodWorld(world.state / "other", seed=world.state)
         other.put(pod_document("probe"))
         await other.until(lambda: other.phase("probe") == "Running")
         assert other.status("probe")["podIP"] != taken
@@ -232,6 +232,14 @@ async def test_a_kubelet_killed_at_any_moment_is_followed_by_one_that_starts_not
     assert left_over(tmp_path) == []
     starts = world.starts()
     assert len(starts) == len(set(starts))
+
+
+async def test_an_agent_that_cannot_be_started_says_why(tmp_path):
+    world = PodWorld(tmp_path, agent=("/no/such/program",))
+    world.put(pod_document("a"))
+    await world.until(lambda: world.phase("a") == "Failed")
+    assert world.terminated("a")["reason"] == "StartError"
+    assert world.terminated("a")["message"] == "/no/such/program: No such file or directory"
 
 
 async def test_a_log_is_bounded_and_rotated_once(tmp_path):

@@ -64,7 +64,7 @@ def deal(
     if address is None:
         raise NothingToDealError(f"no address of this host has the ports {', '.join(map(str, ports))} free")
     rendezvous = {other.job_uid or other.uid: other.rendezvous_port for other in others}
-    port = rendezvous.get(job_uid or uid) or _rendezvous_port(set(rendezvous.values()))
+    port = rendezvous.get(job_uid or uid) or _rendezvous_port(job_uid or uid, set(rendezvous.values()))
     return Hand(address, port, tuple(free[:devices_wanted]))
 
 
@@ -88,8 +88,13 @@ def is_free(address: str, port: int) -> bool:
     return True
 
 
-def _rendezvous_port(used: set[int]) -> int:
-    for first in range(RENDEZVOUS_PORT, LOWEST_PORT, -RENDEZVOUS_PORTS):
+def _rendezvous_port(job: str, used: set[int]) -> int:
+    """The first of a hundred free ports; another one first for each job, as ranks listen there only once they are ordered to."""
+    blocks = range(LOWEST_PORT, RENDEZVOUS_PORT + 1, RENDEZVOUS_PORTS)
+    digest = hashlib.sha256(job.encode()).digest()
+    begin = (digest[0] * 256 + digest[1]) % len(blocks)
+    tried: list[int] = [*blocks[begin:], *blocks[:begin]]
+    for first in tried:
         if first not in used and all(is_free("", port) for port in range(first, first + RENDEZVOUS_PORTS)):
             return first
     raise NothingToDealError(f"no {RENDEZVOUS_PORTS} ports in a row are free for ranks to meet")

@@ -52,13 +52,19 @@ class Keeper:
         adopt_orphans()
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: self.ask_to_end(self._launch.grace_seconds))
-        started_at = time.time()
+        self._folder.write_end(self._lived())
+
+    def _lived(self) -> ProcessEnd:
+        """The pod's life from its start to its end."""
+        started_at, temporary = time.time(), Path(self._launch.temporary_folder)
         try:
+            temporary.mkdir(mode=0o700)
             process, lifeline = self._start()
         except OSError as error:
-            why = f"{self._launch.command[0]}: {error.strerror}"
-            self._folder.write_end(ProcessEnd(EXIT_CANNOT_START, None, time.time(), "StartError", why))
-            return
+            if not isinstance(error, FileExistsError):
+                shutil.rmtree(temporary, ignore_errors=True)
+            why = f"{error.filename or self._launch.command[0]}: {error.strerror}"
+            return ProcessEnd(EXIT_CANNOT_START, None, time.time(), "StartError", why)
         with lifeline:
             me, agent = ProcessIdentity.of(os.getpid()), ProcessIdentity.of(process.pid)
             if me is not None and agent is not None:
@@ -70,8 +76,8 @@ class Keeper:
             finished_at = time.time()
             kill_pod(self._folder.path, os.getpid())
         code = process.returncode
-        shutil.rmtree(self._launch.temporary_folder, ignore_errors=True)
-        self._folder.write_end(ProcessEnd(code if code >= 0 else 128 - code, started_at, finished_at))
+        shutil.rmtree(temporary, ignore_errors=True)
+        return ProcessEnd(code if code >= 0 else 128 - code, started_at, finished_at)
 
     def _start(self) -> tuple[subprocess.Popen[bytes], contextlib.ExitStack]:
         """Starts the agent with a lifeline of its own, which closes when this keeper dies."""

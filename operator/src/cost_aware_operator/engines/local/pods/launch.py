@@ -80,8 +80,8 @@ class PodLaunch:
     """Folders of this host by the path in the container."""
     working_folder: str
     """Folder in which the agent runs."""
-    temporary_folder: str = ""
-    """A folder of the pod's own with a short path, as sockets need it; removed at its end."""
+    temporary_folder: str
+    """A folder of the pod's own with a short path, as sockets need it; its keeper makes and removes it."""
     devices: tuple[str, ...] = ()
     """GPUs dealt to it."""
     ends_folder: str = ""
