@@ -187,6 +187,9 @@ class Kubelet:
                 await self._write_end(pod, process, self._ends[uid])
             if is_leaving:
                 self._remove(pod)
+        elif is_over:
+            # somebody else has given it up
+            await asyncio.to_thread(process.ask_to_end, process.launch.grace_seconds)
         else:
             if is_leaving:
                 grace_seconds = float(pod["metadata"].get("deletionGracePeriodSeconds", process.launch.grace_seconds))

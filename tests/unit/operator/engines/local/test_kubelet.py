@@ -123,6 +123,14 @@ async def test_pods_of_a_removed_node_and_evicted_ones_are_marked_as_disrupted(w
     await world.until(lambda: world.pod("a") is None and world.pod("b") is None)
 
 
+async def test_a_pod_that_somebody_else_gave_up_ends(world):
+    await running(world, "a")
+    failed = {"status": {"phase": "Failed"}}
+    world.store.patch(ObjectKey("Pod", "team", "a"), failed, "somebody", only_status=True)
+    await world.until(lambda: (world.volume / "a.saved").exists() and not left_over(world.state))
+    assert world.phase("a") == "Failed"
+
+
 async def test_a_pod_whose_parts_are_missing_waits_and_says_for_what(world):
     world.store.delete(ObjectKey("Secret", "team", "token"))
     world.put(pod_document("a"))
