@@ -12,7 +12,7 @@ from pathlib import Path
 from cost_aware_operator.engines.local.kubelet import Kubelet, KubeletSettings
 from cost_aware_operator.engines.local.store import ObjectKey, ObjectStore
 from cost_aware_operator.workload.names import LABEL_UID
-from cost_aware_trainer.contract import AGENT_PORT, ENV_ENDS_FOLDER, METRICS_PORT
+from cost_aware_trainer.contract import AGENT_PORT, ENV_ENDS_FOLDER, ENV_NODE, METRICS_PORT
 
 FAKE = (sys.executable, str(Path(__file__).with_name("fake_agent.py")))
 TOKEN = "/var/run/secrets/costaware.dev"
@@ -21,7 +21,7 @@ TOKEN = "/var/run/secrets/costaware.dev"
 def pod_document(name, node="node-0", index=0, grace_seconds=5, gpus=0, **environment):
     own = {"VOLUME": "/checkpoints", ENV_ENDS_FOLDER: "/checkpoints/run/pods", **environment}
     env = [{"name": key, "value": str(value)} for key, value in own.items()]
-    fields = {"MY_NAME": "metadata.name", "MY_NODE": "spec.nodeName", "MY_IP": "status.podIP", "MY_UID": "metadata.uid"}
+    fields = {"MY_NAME": "metadata.name", ENV_NODE: "spec.nodeName", "MY_IP": "status.podIP", "MY_UID": "metadata.uid"}
     env += [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()]
     container = {
         "name": "trainer",

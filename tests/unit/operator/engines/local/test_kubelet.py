@@ -74,7 +74,7 @@ async def test_the_process_gets_its_environment_its_token_and_a_place_of_its_own
     lines = (world.volume / "b.environment").read_text().splitlines()
     found = dict(line.split("=", 1) for line in lines if "=" in line)
     pod = world.pod("b")
-    assert (found["MY_NAME"], found["HOSTNAME"], found["MY_NODE"]) == ("b", "b", "node-0")
+    assert (found["MY_NAME"], found["HOSTNAME"], found["CATJ_NODE"]) == ("b", "b", "node-0")
     assert found["MY_UID"] == pod["metadata"]["uid"]
     assert found["MY_IP"] == found["CATJ_ADDRESS"] == pod["status"]["podIP"] != world.status("a")["podIP"]
     assert (found["JOB_COMPLETION_INDEX"], found["CUDA_VISIBLE_DEVICES"]) == ("1", "")
