@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 from devtools.steps_log import steps_of
-from tests.support.ranks.agents import TOKEN, order_of, ranks_of
+from tests.support.ranks.agents import TOKEN, born, order_of, ranks_of
 
+from cost_aware_trainer.agent.processes import descendants
 from cost_aware_trainer.contract import (
     ENV_ENDS_FOLDER,
     ENV_POD_UID,
@@ -117,6 +118,22 @@ time.sleep(600)
     agent.process.send_signal(signal.SIGTERM)
     assert agent.process.wait(30) == EXIT_STOPPED
     assert saved.read_text() == "checkpoint"
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_an_agent_that_is_killed_takes_its_ranks_with_it(start_agent, script, make_plan, tmp_path, own):
+    agent, log = start_agent(), tmp_path / "steps.jsonl"
+    if own:
+        agent.send("/order", order_of(agent, 1, [script("import time; time.sleep(600)")], ranks_per_node=2))
+    else:
+        entry = ["-m", "cost_aware_trainer", "--steps-log", str(log)]
+        agent.send("/order", order_of(agent, 1, entry, make_plan(data=2, steps=10_000), ranks_per_node=2))
+        agent.wait_until(lambda: len(steps_of(log)) >= 3)
+    agent.wait_until(lambda: len(ranks_of(agent)) == 2)
+    began = [(pid, born(pid)) for pid in descendants(agent.process.pid)]
+    agent.process.kill()
+    agent.process.wait()
+    agent.wait_until(lambda: not any(born(pid) == since for pid, since in began), timeout=20)
 
 
 def test_an_agent_without_a_release_leaves_after_lingering(start_agent, script):

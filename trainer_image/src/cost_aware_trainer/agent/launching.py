@@ -68,7 +68,7 @@ class ForkServer:
         command = [sys.executable, "-m", "cost_aware_trainer.training.forkserver"]
         reading, writing = os.pipe()
         self._process = subprocess.Popen(  # noqa: S603  the agent's own program
-            [*command, str(writing)],
+            [*command, str(writing), str(os.getpid())],
             env=dict(environment),
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -185,12 +185,17 @@ def reap_adopted(*kept: int | None) -> None:
         time.sleep(0.01)
 
 
+def tethered(command: Sequence[str]) -> list[str]:
+    """Makes the command of a child that gets SIGTERM when this process dies, by SIGKILL too. Start it from the main thread."""
+    return [sys.executable, "-m", "cost_aware_trainer.agent.tether", str(os.getpid()), *command]
+
+
 class Torchrun:
     """Running torchrun, with the last lines that it and its ranks wrote to stderr."""
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(  # noqa: S603  the operator's order, authenticated by its token
-            command,
+            tethered(command),
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,

@@ -21,12 +21,14 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from cost_aware_trainer.agent.lifeline import watch_lifeline
 from cost_aware_trainer.agent.pod_ends import last_words, leave_result, leave_word
 from cost_aware_trainer.agent.processes import adopt_orphans
 from cost_aware_trainer.agent.settings import AgentSettings
 from cost_aware_trainer.agent.supervisor import Answer, Supervisor
 from cost_aware_trainer.contract import (
     AGENT_PORT,
+    ENV_ADDRESS,
     ENV_COLD,
     ENV_ENDS_FOLDER,
     ENV_METRICS_PORT,
@@ -34,8 +36,10 @@ from cost_aware_trainer.contract import (
     ENV_POD_INDEX,
     ENV_POD_UID,
     ENV_PRELOAD,
+    ENV_RENDEZVOUS_PORT,
     MAX_MESSAGE_BYTES,
     MEMORY_FOLDER,
+    RENDEZVOUS_PORT,
     RUN_FOLDER,
     TERMINATION_FILE,
     TOKEN_FILE,
@@ -59,10 +63,12 @@ class Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, port: int, supervisor: Supervisor, token_file: Path, ends_folder: Path | None) -> None:
+    def __init__(
+        self, port: int, supervisor: Supervisor, token_file: Path, ends_folder: Path | None, address: str = ""
+    ) -> None:
         self.supervisor, self.token_file, self.ends_folder = supervisor, token_file, ends_folder
         self._answering, self._answered = 0, threading.Condition()
-        super().__init__(("", port), Handler)
+        super().__init__((address, port), Handler)
 
     def process_request_thread(self, *request: Any) -> None:
         """Answers one connection, and counts it while it is open."""
@@ -186,6 +192,9 @@ def parse_arguments(arguments: list[str] | None = None) -> argparse.Namespace:
         help="without progress, after which a rank counts as stalled; at least ten median steps",
     )
     parser.add_argument("--rendezvous-port", type=int, help="one port for all attempts (tests on one host)")
+    parser.add_argument(
+        "--lifeline-fd", type=int, help="a pipe's reading end (0 is standard input): its end counts as SIGTERM"
+    )
     parser.add_argument("--metrics-port", type=int, help="first metrics port (tests on one host)")
     return parser.parse_args(arguments)
 
@@ -210,13 +219,16 @@ def main(arguments: list[str] | None = None) -> int:
         node=environment.get(ENV_NODE, ""),
         stall_seconds=options.stall_seconds,
         rendezvous_port=options.rendezvous_port,
+        first_rendezvous_port=int(environment.get(ENV_RENDEZVOUS_PORT) or RENDEZVOUS_PORT),
     )
     supervisor = Supervisor(settings, environment)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: supervisor.terminate())
     adopt_orphans()
+    if options.lifeline_fd is not None:
+        watch_lifeline(options.lifeline_fd, supervisor.terminate)
     ends_folder = Path(environment[ENV_ENDS_FOLDER]) if environment.get(ENV_ENDS_FOLDER) else None
-    server = Server(options.port, supervisor, options.token_file, ends_folder)
+    server = Server(options.port, supervisor, options.token_file, ends_folder, environment.get(ENV_ADDRESS, ""))
     threading.Thread(target=server.serve_forever, name="http", daemon=True).start()
     logger.info("pod %s of index %d listens on port %d", settings.pod, settings.index, server.server_port)
     exit_code = supervisor.run()

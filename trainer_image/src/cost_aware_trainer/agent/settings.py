@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cost_aware_trainer.contract import MEMORY_FOLDER
+from cost_aware_trainer.contract import MEMORY_FOLDER, RENDEZVOUS_PORT
 from cost_aware_trainer.contract.heartbeat import LIMIT_SECONDS
 
 
@@ -37,3 +37,5 @@ class AgentSettings:
     """Seconds that a rank may show no progress; see `stalls.StallWatch`."""
     rendezvous_port: int | None = None
     """Port for all attempts, in tests on one host; None for a port of each attempt's own."""
+    first_rendezvous_port: int = RENDEZVOUS_PORT
+    """First of the ports that attempts have of their own."""

@@ -215,7 +215,8 @@ class Supervisor:
         self._reconfigure_deadline_seconds = self._drain_deadline_seconds = None
         memory, folder = self._settings.memory_folder, self._attempt_folder(order)
         environment = write_attempt(order, folder, memory, launch, self._environment)
-        port = self._settings.rendezvous_port or rendezvous_port(order.attempt)
+        own_port = rendezvous_port(order.attempt, self._settings.first_rendezvous_port)
+        port = self._settings.rendezvous_port or own_port
         logger.info("attempt %d: starting %d ranks of %d nodes", order.attempt, order.ranks_per_node, order.nodes)
         command = torchrun_command(order, self._settings.index, port)
         self._torchrun = self._launcher.start(order, command, environment)

@@ -7,6 +7,7 @@ from cost_aware_trainer.contract.messages import Message as Message
 from cost_aware_trainer.contract.protocol import AGENT_PORT as AGENT_PORT
 from cost_aware_trainer.contract.protocol import CONTRACT_VERSION as CONTRACT_VERSION
 from cost_aware_trainer.contract.protocol import ENDED_MARK as ENDED_MARK
+from cost_aware_trainer.contract.protocol import ENV_ADDRESS as ENV_ADDRESS
 from cost_aware_trainer.contract.protocol import ENV_ATTEMPT as ENV_ATTEMPT
 from cost_aware_trainer.contract.protocol import ENV_COLD as ENV_COLD
 from cost_aware_trainer.contract.protocol import ENV_CONTROL_FILE as ENV_CONTROL_FILE
@@ -24,6 +25,7 @@ from cost_aware_trainer.contract.protocol import ENV_POD_UID as ENV_POD_UID
 from cost_aware_trainer.contract.protocol import ENV_PRELOAD as ENV_PRELOAD
 from cost_aware_trainer.contract.protocol import ENV_PULSE_FOLDER as ENV_PULSE_FOLDER
 from cost_aware_trainer.contract.protocol import ENV_RECONFIGURED_FILE as ENV_RECONFIGURED_FILE
+from cost_aware_trainer.contract.protocol import ENV_RENDEZVOUS_PORT as ENV_RENDEZVOUS_PORT
 from cost_aware_trainer.contract.protocol import ENV_RESULT_FILE as ENV_RESULT_FILE
 from cost_aware_trainer.contract.protocol import EXIT_INVALID as EXIT_INVALID
 from cost_aware_trainer.contract.protocol import EXIT_STOPPED as EXIT_STOPPED

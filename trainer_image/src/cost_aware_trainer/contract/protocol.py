@@ -58,7 +58,11 @@ ENV_PLAN_FILE = "CATJ_PLAN_FILE"
 ENV_METRICS_PORT = "CATJ_METRICS_PORT"
 """Port of local rank 0's metrics, in place of `METRICS_PORT`."""
 ENV_NODE = "CATJ_NODE"
-"""Name of the pod's node, for messages."""
+"""Name of the pod's node, for messages, and by which ranks know which of them share a host."""
+ENV_ADDRESS = "CATJ_ADDRESS"
+"""The only address that agent and metrics listen on, if several pods share one host; unset, they listen on all."""
+ENV_RENDEZVOUS_PORT = "CATJ_RENDEZVOUS_PORT"
+"""First port of the job's rendezvous, in place of `RENDEZVOUS_PORT`: torchrun listens on all addresses of a host."""
 ENV_MEMORY_FOLDER = "CATJ_MEMORY_FOLDER"
 """Folder of copies of the state in memory, one for each job."""
 ENV_LAUNCH = "CATJ_LAUNCH"
@@ -86,13 +90,13 @@ EXIT_INVALID = 64
 """Exit code of a run whose plan can never work (BSD's EX_USAGE). It is not tried again."""
 
 
-def rendezvous_port(attempt: int) -> int:
-    """Port of an attempt's rendezvous.
+def rendezvous_port(attempt: int, first: int = RENDEZVOUS_PORT) -> int:
+    """Port of an attempt's rendezvous, given the job's first one.
 
     Each attempt has its own: an early pod cannot join the store of the attempt that is being killed, and a port that
     is still closing cannot fail the next attempt.
     """
-    return RENDEZVOUS_PORT + attempt % RENDEZVOUS_PORTS
+    return first + attempt % RENDEZVOUS_PORTS
 
 
 class Phase(StrEnum):

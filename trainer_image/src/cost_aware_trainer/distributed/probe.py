@@ -7,6 +7,7 @@ ping-pong, all pairs at once, because training also uses all links of a node at 
 from __future__ import annotations
 
 import math
+import os
 import socket
 import statistics
 import time
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from cost_aware_trainer.contract import LinkLevel
+from cost_aware_trainer.contract import ENV_NODE, LinkLevel
 from cost_aware_trainer.distributed.collectives import Ranks
 from cost_aware_trainer.telemetry.metrics import LinkFacts
 
@@ -35,12 +36,12 @@ def probe_links(
 
     Args:
         ranks: the run's ranks, whose default group must not be in use.
-        host: a text that ranks of one host have in common; the host's name if None.
+        host: a text that ranks of one host have in common; if None, the node's name that the pod was given, or the host's.
         budget_seconds: seconds for one level, about. One round trip of the smallest size is made in any case.
     """
     if ranks.size == 1:
         return {}
-    hosts = _gather_hosts(ranks, host if host is not None else socket.gethostname())
+    hosts = _gather_hosts(ranks, host if host is not None else os.environ.get(ENV_NODE) or socket.gethostname())
     found = {}
     for level, pairs in (
         (LinkLevel.NODE, pairs_of_hosts(hosts)),

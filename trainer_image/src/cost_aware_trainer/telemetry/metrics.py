@@ -13,6 +13,7 @@ import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from cost_aware_trainer.contract import (
+    ENV_ADDRESS,
     ENV_ATTEMPT,
     ENV_JOB,
     ENV_METRICS_PORT,
@@ -151,7 +152,7 @@ class RankMetrics:
         """Serves the registry on this rank's port. Returns False and logs an error if the port is taken; training goes on."""
         port = int(os.environ.get(ENV_METRICS_PORT, METRICS_PORT)) + local_rank
         try:
-            start_http_server(port, registry=self.registry)
+            start_http_server(port, addr=os.environ.get(ENV_ADDRESS) or "0.0.0.0", registry=self.registry)  # noqa: S104
         except OSError as error:
             logger.error(
                 "METRICS NOT SERVED on port %d: %s. Training goes on unobserved; free the port or set %s",

@@ -1,9 +1,9 @@
 """Fork server: one process imports PyTorch once and is forked for every torchrun and its ranks.
 
-The agent runs `python -m cost_aware_trainer.training.forkserver FD` and writes one JSON line for each launch to its standard input:
-torchrun's arguments and the environment. Answers, one JSON line each, go to the descriptor FD: `{"ready": true, "seconds": S}` once,
-and `{"launch": N, "code": C}` when launch N has ended. One launch runs at a time. The server touches no device before the fork and
-has one thread only, so that its forks start clean.
+The agent, of id PID, runs `python -m cost_aware_trainer.training.forkserver FD PID` and writes one JSON line for each launch to its
+standard input: torchrun's arguments and the environment. Answers, one JSON line each, go to the descriptor FD:
+`{"ready": true, "seconds": S}` once, and `{"launch": N, "code": C}` when launch N has ended. One launch runs at a time. The server
+touches no device before the fork and has one thread only, so that its forks start clean.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -19,6 +20,7 @@ import traceback
 from typing import Any
 
 from cost_aware_trainer.contract import ENDED_MARK
+from cost_aware_trainer.contract.parents import end_with_parent
 
 PRELOADED = (
     "torch.distributed.run",
@@ -61,12 +63,15 @@ def run_torchrun(arguments: list[str]) -> int:
 
 def launch(order: dict[str, Any]) -> int:
     """Runs one order in a fork of this process and waits for it. Returns its exit code, negative for a signal."""
+    server = os.getpid()
     pid = os.fork()
     if pid:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
     code = 1
     try:
         os.setsid()
+        # torchrun ends its ranks in order, whether the agent has died or this server
+        end_with_parent(server, signal.SIGTERM)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.environ.clear()
         os.environ.update(order["environment"])
@@ -85,7 +90,9 @@ def launch(order: dict[str, Any]) -> int:
 
 
 def main() -> int:
-    """Serves launches until its standard input ends."""
+    """Serves launches until its standard input ends, or the process whose id is its second argument."""
+    if len(sys.argv) > 2:
+        end_with_parent(int(sys.argv[2]), signal.SIGKILL)
     with os.fdopen(int(sys.argv[1]), "w", buffering=1) as answers:
         # Forks must not hold the agent's descriptors: a rank that lives on would keep them open.
         os.set_inheritable(answers.fileno(), False)
